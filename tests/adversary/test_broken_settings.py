@@ -118,7 +118,7 @@ def refusal(config, root) -> tuple[bool, FedEmbError | None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(CONFIGS.keys() - {"averaged"}))  # no release of DP-FedAvg
 def test_invalid_settings_are_refused_before_the_charge(kind, photos, tmp_path):
-    sound = CONFIGS[kind]().updated({**RELEASE, "data.source.uri": photos})
+    sound = CONFIGS[kind].updated({**RELEASE, "data.source.uri": photos})
     charged, error = refusal(sound, tmp_path / "sound")
     assert charged, error
     assert error is None or isinstance(error, GateDenied), error

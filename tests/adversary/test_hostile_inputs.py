@@ -329,13 +329,12 @@ def test_bundle_names_no_store_and_no_account(allowed, tmp_path):
     run.config = run.config.updated({f"storage.{name}": uri for name, uri in places.items()})
     run.do("account gate release")
     assert run.problems() == []
-    bundle = run.root / "releases" / "glyphs" / "1.0"
-    for path in bundle.rglob("*"):
+    for path in run.bundle.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
             assert b"inside-" not in data, path
             assert str(tmp_path).encode() not in data, path
-    actors = {json.loads(line)["actor"] for line in (bundle / "ledger.jsonl").open()}
+    actors = {json.loads(line)["actor"] for line in (run.bundle / "ledger.jsonl").open()}
     assert actors == {"unnamed"} != {getpass.getuser()}
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.adversary.attacks import KINDS, World
+from tests.adversary.attacks import KINDS
 from tests.adversary.random_attacks import attack_all, distinct
 
 QUICK = {
@@ -17,11 +17,6 @@ QUICK = {
     "changed bundles",
 }
 """Kinds of which many are tried."""
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("attacked"))
 
 
 def _kind(name):

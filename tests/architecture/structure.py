@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,18 +55,9 @@ class Module:
         return ast.parse(self.path.read_text(encoding="utf-8"))
 
     @property
-    def package(self) -> str:
-        """Name of the package that relative names start from."""
-        is_package = self.path.name == "__init__.py"
-        return self.name if is_package else self.name.rpartition(".")[0]
-
-    @property
     def subpackage(self) -> str:
-        """Name of its subpackage."""
-        parts = self.name.split(".")
-        if len(parts) == 1:
-            return "fedemb"
-        return parts[1]
+        """Name of its subpackage; `fedemb` for the package itself."""
+        return ".".join(self.name.split(".")[:2]).removeprefix("fedemb.")
 
     def imports(self, modules: Mapping[str, Module]) -> Iterator[str]:
         """Yields the names of the modules of the product that it imports.
@@ -164,43 +156,19 @@ def import_graph(product: Mapping[str, Module]) -> dict[str, set[str]]:
     return {name: {*module.imports(product)} - {name} for name, module in product.items()}
 
 
-def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Returns the strongly connected components of more than one node, largest first (Tarjan)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph.get(node, ())):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            cut = stack.index(node)
-            component = stack[cut:]
-            del stack[cut:]
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for node in sorted(graph):
-        if node not in index:
-            visit(node)
-    return sorted(found, key=len, reverse=True)
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Returns the nodes of a cycle, its first node once more at the end; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
-def subpackage_graph(
-    product: Mapping[str, Module], graph: Mapping[str, set[str]]
-) -> dict[str, dict[str, set[tuple[str, str]]]]:
-    """Returns subpackage -> subpackage that it imports -> the importing and imported modules."""
-    found: dict[str, dict[str, set[tuple[str, str]]]] = {m.subpackage: {} for m in product.values()}
-    for name, others in graph.items():
-        for other in others:
-            source, target = product[name].subpackage, product[other].subpackage
-            if source != target:
-                found[source].setdefault(target, set()).add((name, other))
+def subpackage_graph(product: Mapping[str, Module]) -> dict[str, set[str]]:
+    """Returns subpackage -> other subpackages that it imports."""
+    found: dict[str, set[str]] = {module.subpackage: set() for module in product.values()}
+    for name, others in import_graph(product).items():
+        source = product[name].subpackage
+        found[source] |= {product[other].subpackage for other in others} - {source}
     return found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.structure import Module, cycles, import_graph, modules, subpackage_graph
+from tests.architecture.structure import Module, cycle, import_graph, modules
 
 MOST_FILES = 20
 MOST_SUBPACKAGES = 17
@@ -23,18 +23,9 @@ def product() -> dict[str, Module]:
 
 
 def test_no_modules_import_each_other_in_a_cycle(product):
-    """Imports inside functions and under `TYPE_CHECKING` count."""
-    assert not cycles(import_graph(product))
-
-
-def test_no_subpackages_import_each_other_in_a_cycle(product):
-    subpackages = subpackage_graph(product, import_graph(product))
-    assert not cycles({subpackage: set(targets) for subpackage, targets in subpackages.items()})
-
-
-def test_cycles_are_found():
-    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set[str](), "e": {"d"}}
-    assert cycles(graph) == [["a", "b", "c"]]
+    """Imports inside functions and under `TYPE_CHECKING` count; `make check` has the layers."""
+    assert cycle({"a": {"b"}, "b": {"a"}})
+    assert cycle(import_graph(product)) == []
 
 
 def test_imports_inside_functions_and_for_types_are_found(tmp_path):

@@ -14,6 +14,7 @@ import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fedemb.documents.artifacts import DESCRIPTIONS
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.release.decide import RULES
-from tests.architecture.structure import import_graph, modules, subpackage_graph
+from tests.architecture.structure import modules, subpackage_graph
 from tests.docs import declared
 from tests.kit.document_kinds import all_documents, field_texts
 
@@ -479,24 +480,18 @@ def indented(text: str) -> list[str]:
 def structure_page() -> str:
     """Returns the page of the subpackages of the library, lowest layer last."""
     product = modules()
-    arrows = {
-        part: set(found) for part, found in subpackage_graph(product, import_graph(product)).items()
-    }
+    arrows = subpackage_graph(product)
     layers: dict[str, int] = {}
-
-    def layer(subpackage: str) -> int:
-        if subpackage not in layers:
-            layers[subpackage] = 1 + max((layer(other) for other in arrows[subpackage]), default=0)
-        return layers[subpackage]
-
+    for subpackage in TopologicalSorter(arrows).static_order():
+        layers[subpackage] = 1 + max((layers[below] for below in arrows[subpackage]), default=0)
     rows = []
-    for subpackage in sorted(arrows, key=lambda subpackage: (-layer(subpackage), subpackage)):
+    for subpackage in sorted(arrows, key=lambda subpackage: (-layers[subpackage], subpackage)):
         if subpackage == "__main__":
             continue
         face = f"fedemb.{subpackage}" if subpackage != "fedemb" else subpackage
         doc = ast.get_docstring(product[face].tree) or ""
         below = ", ".join(sorted(map(code, arrows[subpackage])))
-        rows.append((layer(subpackage), code(subpackage), first_line(doc), below))
+        rows.append((layers[subpackage], code(subpackage), first_line(doc), below))
     head = ("layer", "subpackage", "content", "imports")
     opening = (
         "Subpackages of `fedemb`. A subpackage imports only those on lower layers; "

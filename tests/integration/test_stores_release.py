@@ -40,7 +40,7 @@ def _release(run, releases, document="release.json"):
 
 def _problems(run, uri):
     with honest_run.stand_in_for_serving():
-        return problems_of(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
+        return problems_of(uri, run.trust, run.ledger_uri)
 
 
 @pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)

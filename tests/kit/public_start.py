@@ -7,10 +7,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fedemb.documents.model import Pretrained
+from fedemb.config.run import config_digest
+from fedemb.documents.model import Pretrained, UsersManifest
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
+from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
 
 
@@ -53,6 +55,24 @@ def sign_start(context: StepContext, **measured: Any) -> None:
     }
     signer = Signer.newest(context.keys, str(Pretrained.role))
     write_signed(folder / "pretrained.json", Pretrained.of_fields(fields), signer)
+
+
+def sign_users(context: StepContext, commitments: dict[str, str]) -> None:
+    """Signs the manifest of the users of a run, as partition_users does."""
+    config, reservation = context.config, context.artifacts.reservation
+    fields = {
+        "run_id": context.run_id,
+        "config_sha": config_digest(config),
+        "reservation_sha": file_digest(reservation),
+        "virtual_clients": config.partition.virtual_clients,
+        "groupings": config.partition.groupings,
+        "blocks": read_reservation(reservation).blocks,
+        "image_size": config.model.image_size,
+        "channels": config.model.channels,
+        "commitments": commitments,
+    }
+    signer = Signer.newest(context.keys, str(UsersManifest.role))
+    write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer)
 
 
 def no_rehearsal(config, plan, start) -> None:

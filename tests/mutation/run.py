@@ -80,7 +80,6 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("fedemb/training", "fedemb/steps/train_model.py"),
         (
             "components/train_model/test_train_run.py",
-            "components/train_model/test_train_sgd_run.py",
             "components/training",
             "components/simulation",
         ),

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,22 +14,17 @@ from tests.kit.verified import problems_of
 @pytest.fixture
 def bundle(released_run, tmp_path):
     """A copy of the bundle, somewhere else and under another folder name."""
-    shutil.copytree(released_run.root / "releases" / "glyphs" / "1.0", tmp_path / "anywhere")
+    shutil.copytree(released_run.bundle, tmp_path / "anywhere")
     with honest_run.stand_in_for_serving():
         yield tmp_path / "anywhere"
 
 
-def _trust(released_run):
-    return ("--trust", f"{released_run.ledger_uri}/trust.json")
-
-
 def test_moved_bundle_keeps_its_name(capsys, released_run, bundle):
-    code, out, _ = ended(
-        "verify", bundle, *_trust(released_run), "--ledger", released_run.ledger_uri
-    )
+    words = ("verify", bundle, "--trust", released_run.trust)
+    code, out, _ = ended(*words, "--ledger", released_run.ledger_uri)
     assert code == 0
     assert out.startswith("verified: glyphs 1.0, of run monday\nReleased; epsilon of one user ")
-    code, out, _ = ended("verify", bundle, *_trust(released_run), "--json")
+    code, out, _ = ended(*words, "--json")
     found = json.loads(out)
     assert (code, found["verified"], found["problems"]) == (0, True, [])
     assert found["version"] == "1.0"
@@ -39,5 +33,5 @@ def test_moved_bundle_keeps_its_name(capsys, released_run, bundle):
 def test_verify_without_tensorflow_says_so_and_does_not_pass(released_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     monkeypatch.delitem(sys.modules, "fedemb.release.released", raising=False)
-    bundle = str(released_run.root / "releases" / "glyphs" / "1.0")
-    assert "without tensorflow" in " ".join(problems_of(bundle, Path(_trust(released_run)[1])))
+    problems = problems_of(str(released_run.bundle), released_run.trust)
+    assert "without tensorflow" in " ".join(problems)

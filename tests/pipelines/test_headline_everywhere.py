@@ -66,21 +66,16 @@ def waiting(tmp_path_factory):
     return run
 
 
-def bundle(run) -> Path:
-    return run.root / "releases" / "glyphs" / "1.0"
-
-
 @pytest.mark.long
 def test_waiver_is_named_in_every_report(waived, tmp_path):
     folder = run_folder(waived, tmp_path / "runs")
     collect_reports(folder)
     assert title(render_index(folder)) == WAIVED
     assert WAIVED in run_row(folder).cells
-    trust = Path(waived.ledger_uri) / "trust.json"
-    assert WAIVED in call("verify", bundle(waived), "--trust", trust)
-    card = (bundle(waived) / "README.md").read_text()
+    assert WAIVED in call("verify", waived.bundle, "--trust", waived.trust)
+    card = (waived.bundle / "README.md").read_text()
     assert f"**{WAIVED}.** Epsilon of one user " in card
-    release = Release.of(bundle(waived), "s3://releases/glyphs/1.0")
+    release = Release.of(waived.bundle, "s3://releases/glyphs/1.0")
     assert release.properties["fedemb.headline"] == WAIVED
     assert release.properties["fedemb.waived"] == "no_gain_over_public"
     assert release.run.headline.sentence().startswith(f"{WAIVED}; epsilon of one user ")
@@ -98,12 +93,11 @@ def test_release_without_waiver_is_shown_as_such_everywhere(released_run, tmp_pa
     folder = run_folder(released_run, tmp_path / "runs")
     assert title(render_index(folder)) == "Released"
     assert "Released" in run_row(folder).cells
-    trust = Path(released_run.ledger_uri) / "trust.json"
     assert "\nReleased; epsilon of one user " in call(
-        "verify", bundle(released_run), "--trust", trust
+        "verify", released_run.bundle, "--trust", released_run.trust
     )
-    assert "**Released.** Epsilon of one user " in (bundle(released_run) / "README.md").read_text()
-    release = Release.of(bundle(released_run), "s3://releases/glyphs/1.0")
+    assert "**Released.** Epsilon of one user " in (released_run.bundle / "README.md").read_text()
+    release = Release.of(released_run.bundle, "s3://releases/glyphs/1.0")
     assert release.properties["fedemb.state"] == "Released"
 
 
@@ -172,8 +166,7 @@ def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tm
     assert title(page) == "Released"
     assert "Approved by ada" in page
     assert "Approved by bob" in page
-    trust = Path(run.ledger_uri) / "trust.json"
-    assert "approved by ada, bob" in call("verify", bundle(run), "--trust", trust)
+    assert "approved by ada, bob" in call("verify", run.bundle, "--trust", run.trust)
 
 
 def test_run_denied_by_other_rules_cannot_be_approved(tmp_path):

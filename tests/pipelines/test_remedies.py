@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
 from pathlib import Path
@@ -12,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from PIL import Image
 
+from fedemb.data.pixels import encode_png
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
@@ -195,12 +194,7 @@ def folder(tmp_path_factory):
     top = tmp_path_factory.mktemp("remedies")
     random = np.random.default_rng(0)
 
-    def photo():
-        sink = io.BytesIO()
-        Image.fromarray(random.integers(0, 256, (28, 28), np.uint8)).save(sink, "PNG")
-        return sink.getvalue()
-
-    photos = [photo() for _ in range(60)]
+    photos = [encode_png(random.integers(0, 256, (28, 28, 1), np.uint8)) for _ in range(60)]
     users = [f"user {n // 3}" for n in range(60)]
     classes = ["a" if n % 2 else "b" for n in range(60)]
     tables = {

@@ -240,14 +240,3 @@ def test_naive_price_is_refuted_by_an_attack(outcomes):
     naive = pld_of(plan.event(), Relation.ADD_OR_REMOVE_ONE).get_delta(EPSILON)
     gain = np.maximum(0, -np.expm1(EPSILON - losses(*outcomes, 1 / SIGMA)))
     assert gain.mean() - 5 * gain.std() / math.sqrt(RUNS) > 3 * naive
-
-
-def test_sampler_selects_with_the_planned_probability():
-    """The target's virtual client takes part in Binomial(rounds, q) rounds; 5 sigma."""
-    plan = make_plan(rounds=4000, sampling_probability=Q)
-    world = World(range(30), 40)
-    target = world.group_of(7, 0)
-    hits = sum(
-        any(client.group == target for client in sample(plan, ROOT, r, world)) for r in range(4000)
-    )
-    assert abs(hits - 4000 * Q) < 5 * math.sqrt(4000 * Q * (1 - Q))

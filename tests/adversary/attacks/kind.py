@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedemb.errors import FedEmbError
+from fedemb.ledger import rotate_keys
 from tests.kit.pipeline_runs import honest_run
 
 
@@ -52,7 +53,10 @@ class World:
 
     @cached_property
     def allowed(self) -> honest_run.HonestRun:
-        """A run that the gate allows."""
+        """A run that the gate allows, in a policy whose first signing keys are retired."""
+        first = honest_run.start(self.root / "first", "sunday", self.root / "allowed" / "policy")
+        first.do("plan reserve")
+        rotate_keys(first.ledger_uri, first.keys, "a year is over")
         run = honest_run.start(self.root / "allowed").until_gate()
         assert run.do_gate()["allow"] is True
         return run
@@ -69,10 +73,9 @@ class World:
     def bundle(self) -> Iterator[tuple[Path, Path]]:
         """A copy of the released bundle, and the keys that its reader pinned."""
         folder = self.fresh()
-        released = self.released
-        shutil.copytree(released.root / "releases" / "glyphs" / "1.0", folder / "bundle")
+        shutil.copytree(self.released.bundle, folder / "bundle")
         try:
-            yield folder / "bundle", released.policy_root / "ledger" / "trust.json"
+            yield folder / "bundle", self.released.trust
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

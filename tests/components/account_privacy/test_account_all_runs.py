@@ -1,7 +1,5 @@
 """From the second run of a policy on, the price of one run is shown with that of all."""
 
-from pathlib import Path
-
 import pytest
 
 from fedemb.documents.privacy_report import BlockSpent, PrivacyReport
@@ -62,7 +60,7 @@ def test_verify_states_the_epsilon_of_all_runs(weeks, number):
     run = weeks[number]
     bundle = run.root / "releases" / "glyphs" / f"{number + 1}.0"
     with honest_run.stand_in_for_serving():
-        found = verify_release(str(bundle), Path(run.ledger_uri, "trust.json"))
+        found = verify_release(str(bundle), run.trust)
     assert found.problems == ()
     assert ("all_runs" in found.facts) == (number == 1)
     if number:

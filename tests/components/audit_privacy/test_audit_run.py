@@ -28,7 +28,6 @@ from fedemb.models.backbone_files import load_backbone
 from fedemb.reports.measured_words import audit_sentence
 from fedemb.steps import audit_privacy, evaluate_model
 from fedemb.steps.audit_privacy import run
-from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, teach
 from tests.kit.verified import without_digests
 
@@ -150,34 +149,6 @@ def test_model_of_another_run_is_refused(copied, tmp_path):
     copied.reserve(config(purpose="simulation"), "run-2")  # charged to no one
     with pytest.raises(ArtifactError, match="another run"):
         run(copied.context(config(), tmp_path, run_id="run-2"))
-
-
-AUROC = {
-    "leak": {"value": 0.7, "low": 0.6, "high": 0.8},
-    "reversed": {"value": 0.3, "low": 0.2, "high": 0.4},
-    "nothing": {"value": 0.5, "low": 0.4, "high": 0.6},
-}
-
-
-def found(plain, calibrated, **more):
-    measured = {
-        name: {"auroc": AUROC[which], "tpr_at_fpr": {}}
-        for name, which in (("plain", plain), ("calibrated", calibrated))
-    }
-    fields = {
-        **dict.fromkeys(("config_sha", "model_sha", "code_sha"), "0" * 64),
-        "run_id": "run-1",
-        "attack": "verification_score",
-        "unit": "user",
-        "self_test": honest_run.SELF_TEST,
-        "figures": "open",
-        "split_by_value": False,
-        "users_at_most": 60,
-        "bootstrap_samples": 40,
-        "measured": measured,
-        "mechanism": None,
-    }
-    return AuditReport.of_fields({**fields, **more})
 
 
 # ---- The membership attack, and the auditor that audits itself ----

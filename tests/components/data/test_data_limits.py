@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import os
 import struct
-import warnings
 import zlib
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -44,10 +42,14 @@ from tests.kit.pipeline_runs.partition_run import make_config, picture
 PIXELS = np.random.default_rng(0).integers(0, 255, (48, 48, 3), np.uint8)
 
 
-def png(**options: object) -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     sink = io.BytesIO()
-    Image.fromarray(PIXELS).save(sink, "PNG", **options)
+    image.save(sink, kind, **options)
     return sink.getvalue()
+
+
+def png(**options: object) -> bytes:
+    return encoded(Image.fromarray(PIXELS), **options)
 
 
 def with_text(size: int, kind: str) -> bytes:
@@ -74,29 +76,18 @@ def test_text_above_our_limit_is_named_as_the_reason(kind):
         PhotoReader(48, 3).read(with_text(photos.MAX_TEXT_BYTES + 1, kind))
 
 
-def test_max_pixels_decides_above_the_limit_of_pillow(monkeypatch):
-    sink = io.BytesIO()
-    Image.new("1", (1500, 1000)).save(sink, "PNG")
-    for limit, read in ((2_000_000, True), (1_400_000, False)):
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500_000)  # an error from 1,000,000 on
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            monkeypatch.setattr(photos, "MAX_PIXELS", limit)
-            reader = PhotoReader(8, 1)
-            if read:
-                assert reader.read(sink.getvalue()).shape == (8, 8, 1)
-            else:
-                with pytest.raises(BadImageError, match="too_many_pixels"):
-                    reader.read(sink.getvalue())
-
-
-def test_max_pixels_decides_where_pillow_has_no_limit(monkeypatch):
-    sink = io.BytesIO()
-    Image.new("1", (1500, 1000)).save(sink, "PNG")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    monkeypatch.setattr(photos, "MAX_PIXELS", 1_400_000)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("pillow", [None, 500_000], ids=["no limit", "error from a million on"])
+@pytest.mark.parametrize(("limit", "pixels"), [(2_000_000, (8, 8, 1)), (1_400_000, None)])
+def test_max_pixels_decides_whatever_the_limit_of_pillow(monkeypatch, pillow, limit, pixels):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillow)
+    monkeypatch.setattr(photos, "MAX_PIXELS", limit)
+    data = encoded(Image.new("1", (1500, 1000)))
+    if pixels:
+        assert PhotoReader(8, 1).read(data).shape == pixels
+        return
     with pytest.raises(BadImageError, match="too_many_pixels"):
-        PhotoReader(8, 1).read(sink.getvalue())
+        PhotoReader(8, 1).read(data)
 
 
 # ---- Parquet -------------------------------------------------------------------------------------
@@ -269,12 +260,11 @@ def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
 
 
 def test_image_bytes_are_limited(monkeypatch):
-    sink = io.BytesIO()
-    Image.new("L", (8, 8)).save(sink, "PNG")
-    assert PhotoReader(8, 1).read(sink.getvalue()).shape == (8, 8, 1)
+    data = encoded(Image.new("L", (8, 8)))
+    assert PhotoReader(8, 1).read(data).shape == (8, 8, 1)
     monkeypatch.setattr(photos, "MAX_BYTES", 10)
     with pytest.raises(BadImageError, match="file_too_large"):
-        PhotoReader(8, 1).read(sink.getvalue())
+        PhotoReader(8, 1).read(data)
 
 
 def test_file_that_grows_while_it_is_read_is_bounded_too(tmp_path, monkeypatch):
@@ -288,19 +278,7 @@ def test_file_that_grows_while_it_is_read_is_bounded_too(tmp_path, monkeypatch):
 # ---- Canonical images: what goes in, what comes out, and that everybody can read it ----
 
 
-LIMIT = 1_000_000
 PHOTOS = list(hostile_photos())
-
-
-def decode_image(data: object, size: int, channels: int, limit: int) -> np.ndarray:
-    with mock.patch.object(photos, "MAX_PIXELS", limit):
-        return PhotoReader(size, channels).read(data)
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    sink = io.BytesIO()
-    image.save(sink, kind, **options)
-    return sink.getvalue()
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -377,7 +355,7 @@ def test_hostile_bytes_raise_only_expected_errors(junk: bytes, place: int, value
     damaged[place % len(damaged)] = value
     for data in (junk, bytes(damaged), bytes(damaged) + junk):
         with suppress(BadImageError):
-            assert decode_image(data, 8, 1, LIMIT).shape == (8, 8, 1)
+            assert PhotoReader(8, 1).read(data).shape == (8, 8, 1)
 
 
 def test_bytes_after_the_pixels_of_a_canonical_png_are_not_kept() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -58,14 +57,12 @@ def write_rows(folder: Path) -> str:
     return Path(write_parquet(folder / "t.parquet", rows_of(3))).name
 
 
-def write_records(folder: Path) -> str:
-    return Path(write_tfrecord(folder / "t.tfrecord", [tf_example(row) for row in rows_of(3)])).name
+def write_records(folder: Path, name: str = "t.tfrecord") -> str:
+    return Path(write_tfrecord(folder / name, [tf_example(row) for row in rows_of(3)])).name
 
 
 def write_packed_records(folder: Path) -> str:
-    return Path(
-        write_tfrecord(folder / "t.tfrecord.gz", [tf_example(row) for row in rows_of(3)])
-    ).name
+    return write_records(folder, "t.tfrecord.gz")
 
 
 WRITERS = (write_csv, write_rows, write_records, write_packed_records)
@@ -143,15 +140,6 @@ def one_sentence(*errors: type[Exception]) -> Iterator[None]:
             raise
 
 
-@contextmanager
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
 @pytest.mark.parametrize("name", [b"image", b"user_id", b"label"])
 def test_column_whose_name_is_not_utf_8_is_a_sentence(tmp_path, name):
     data = written(write_rows).replace(name, name[:2] + b"\xff" + name[3:])
@@ -165,7 +153,8 @@ def test_column_whose_name_is_not_utf_8_is_a_sentence(tmp_path, name):
 @given(damage=damages())
 @short
 def test_damaged_file_is_refused_or_counted(write, damage):
-    with folder() as path:
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made)
         name = write(path)
         (path / name).write_bytes(damage(written(write)))
         for use in (read_and_prepare, lambda uri: guess_source(str(uri), {})):
@@ -195,7 +184,8 @@ TABLES = st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=6)
 @short
 def test_every_csv_line_is_a_record_or_reported(rows, encoding):
     """Every line below the header is a record, or is said to be inside quotes."""
-    with folder() as path:
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made)
         (path / "0.png").write_bytes(rows_of(1)[0]["image"])
         text = "image_id,user_id,label\n" + "\n".join(map(",".join, rows)) + "\n"
         (path / "t.csv").write_bytes(text.encode(encoding))

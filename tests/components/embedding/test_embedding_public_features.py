@@ -2,14 +2,12 @@
 them.
 """
 
-import io
 import re
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedemb.config import (
     LocalTrainingConfig,
@@ -23,6 +21,7 @@ from fedemb.config.data import SourceConfig
 from fedemb.data import sources
 from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
+from fedemb.data.pixels import encode_png
 from fedemb.documents.utility import starts_of
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
@@ -59,12 +58,6 @@ MODEL = ModelConfig(
     square_root=True,
     principal_directions=12,
 )
-
-
-def _png(image):
-    data = io.BytesIO()
-    Image.fromarray(image).save(data, "PNG")
-    return data.getvalue()
 
 
 def _leaves(count=96, seed=0):
@@ -186,7 +179,7 @@ def test_part_of_a_public_set_is_random_repeatable_and_all_of_a_small_one(tmp_pa
     folder = tmp_path / "photos" / "one"
     folder.mkdir(parents=True)
     for number, image in enumerate(_leaves(20)):
-        (folder / f"{number:02d}.png").write_bytes(_png(image))
+        (folder / f"{number:02d}.png").write_bytes(encode_png(image))
     source = SourceConfig(uri=str(tmp_path / "photos"))
     reader = PhotoReader(*MODEL.photo)
     some, again, other = (
@@ -354,8 +347,6 @@ def test_file_that_sees_mirror_images_and_one_that_does_not_are_told_apart(tmp_p
 
 
 def test_pixel_range_is_known_only_for_networks_of_this_package(tmp_path):
-    import keras
-
     path = tmp_path / "net.keras"
     build_backbone(ModelConfig(backbone="tiny", image_size=12), 0).save(path)
     assert known_pixels(path) == ("-1..1", "tiny of this package")

@@ -1,7 +1,6 @@
 """The round function against a straightforward reference, and what one user can change."""
 
 import dataclasses
-import doctest
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedemb import training as embedding
 from fedemb.config import (
     LocalTrainingConfig,
     LossConfig,
@@ -271,12 +269,6 @@ def test_bfloat16_keeps_float32_weights_and_stays_close():
     one, two = (_sum(f, _clients())[0].astype(float) for f in (exact, rough))
     assert one @ two > 0.9 * np.linalg.norm(one) * np.linalg.norm(two)
     assert not np.array_equal(one, two)
-
-
-def test_example_of_the_public_interface_runs():
-    done = doctest.testmod(embedding)
-    assert done.attempted > 10
-    assert not done.failed
 
 
 def test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round():

@@ -95,39 +95,18 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
     np.testing.assert_allclose(sorted(sums.clients[:, 0]), sorted(norms), rtol=1e-3)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("backbone", "size", "features", "microbatch"),
-    [pytest.param("wrn_16_4", 8, 256, 2, marks=pytest.mark.slow)],
-)
-def test_residual_network_records_do_not_depend_on_other_units(
-    backbone, size, features, microbatch, monkeypatch
-):
+@pytest.mark.slow
+def test_wide_residual_network_records_do_not_depend_on_other_units(monkeypatch):
     """`require_exact` refuses on the first round where they do; what trains is the whole net."""
     monkeypatch.setattr(UnitGradientFunction, "probe_units", 16)  # a record of these takes seconds
-    model = MODEL.model_copy(
-        update={
-            "backbone": backbone,
-            "image_size": size,
-            "channels": 3,
-            "projection": False,
-            "embedding_dim": features,
-        }
-    )
-    function = _function(UnitGradientConfig(microbatch=microbatch), model=model)
-    random = np.random.default_rng(0)
-    units = [
-        ClientExamples(
-            0, unit, random.integers(0, 256, (1, size, size, 3), np.uint8), np.array([unit % 3])
-        )
-        for unit in range(3)
-    ]
-    total, sums = _sum(function, units)
+    wide = {"backbone": "wrn_16_4", "projection": False, "embedding_dim": 256}
+    model = MODEL.model_copy(update=wide)
+    function = _function(UnitGradientConfig(microbatch=2), model=model)
+    total, sums = _sum(function, _units(3, most=1))
     norms = sums.clients[:, 0]
     assert np.isfinite(norms).all()
     assert (norms > 0).all()
-    grid = 2.0**function.mechanism.plan.grid_bits
-    assert 0 < np.linalg.norm(total / grid) <= 3
+    assert 0 < np.linalg.norm(total / 2.0**function.mechanism.plan.grid_bits) <= 3
 
 
 ENOUGH = UnitGradientConfig(microbatch=16)

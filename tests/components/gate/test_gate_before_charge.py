@@ -16,7 +16,7 @@ from fedemb.release.decide import RULES, check_before_charge
 from fedemb.steps import reserve_budget
 from fedemb.steps.reserve_budget import open_or_create
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.public_start import no_rehearsal, sign_start, small_weights
+from tests.kit.public_start import keras_file, no_rehearsal, sign_start, small_weights
 
 
 def _context(root, **changes):
@@ -32,35 +32,25 @@ def _charged(root):
     return [path.name for path in sorted((root / "ledger" / "weekly").glob("0*.json"))][1:]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nonfinite_backbone_is_refused_before_the_charge(tmp_path, value):
-    """Every model from it is NaN, and the gate would deny it after the budget is spent."""
-    context = _context(tmp_path)
-    write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
-    sign_start(context)
-    with pytest.raises(ArtifactError, match=r"NaN or infinite weights.*Nothing was charged"):
-        reserve_budget.run(context, rehearse=no_rehearsal)
-    assert _charged(tmp_path) == []
+NO_NUMBERS, NO_FILE = "NaN or infinite weights", r"not a readable \.keras file"
+UNUSABLE = {
+    "nan": (small_weights(np.nan), NO_NUMBERS),
+    "infinite": (small_weights(np.inf), NO_NUMBERS),
+    "minus infinite": (small_weights(-np.inf), NO_NUMBERS),
+    "text": (b"weights", NO_FILE),
+    "empty": (b"", NO_FILE),
+    "foreign": (keras_file({"layers/seed_generator/vars/0": np.zeros(2)}), "seed_generator"),
+}
 
 
-@pytest.mark.parametrize("data", [b"weights", b""])
-def test_incomparable_backbone_is_refused_before_the_charge(tmp_path, data):
+@pytest.mark.parametrize("backbone", UNUSABLE)
+def test_unusable_backbone_is_refused_before_the_charge(tmp_path, backbone):
+    """The gate would deny every model from it after the budget is spent."""
+    data, words = UNUSABLE[backbone]
     context = _context(tmp_path)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
     sign_start(context)
-    with pytest.raises(ArtifactError, match=r"not a readable \.keras file"):
-        reserve_budget.run(context, rehearse=no_rehearsal)
-    assert _charged(tmp_path) == []
-
-
-def test_backbone_with_a_foreign_tensor_is_refused_before_the_charge(tmp_path):
-    context = _context(tmp_path)
-    tensors = [{"name": "seed_generator/state", "shape": [2]}]
-    names = ["layers/dropout/seed_generator/vars/0"]
-    data = honest_run.model_file(tensors, names)
-    write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
-    sign_start(context)
-    with pytest.raises(ArtifactError, match=r"seed_generator.*Nothing was charged"):
+    with pytest.raises(ArtifactError, match=f"{words}.*Nothing was charged"):
         reserve_budget.run(context, rehearse=no_rehearsal)
     assert _charged(tmp_path) == []
 

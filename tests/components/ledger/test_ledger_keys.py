@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -406,7 +405,7 @@ def test_run_continues_after_a_key_rotation_between_steps(tmp_path, last):
     run = honest_run.start(tmp_path)
     run.do("plan reserve")
     pinned = tmp_path / "pinned.json"
-    shutil.copy(Path(run.ledger_uri, "trust.json"), pinned)
+    shutil.copy(run.trust, pinned)
     for step in STEPS[2:]:
         if STEPS[STEPS.index(step) - 1] == last:
             rotate_keys(run.ledger_uri, run.keys, REASON)
@@ -416,10 +415,9 @@ def test_run_continues_after_a_key_rotation_between_steps(tmp_path, last):
     if last == "gate":
         rotate_keys(run.ledger_uri, run.keys, REASON)
     run.do_release()
-    bundle = str(run.root / "releases" / "glyphs" / "1.0")
     with honest_run.stand_in_for_serving():
-        assert problems_of(bundle, pinned) == []
-        assert problems_of(bundle, pinned, run.ledger_uri) == []
+        assert problems_of(str(run.bundle), pinned) == []
+        assert problems_of(str(run.bundle), pinned, run.ledger_uri) == []
 
 
 def test_unrecorded_documents_signed_by_retired_keys_are_rejected(tmp_path, monkeypatch):
@@ -447,7 +445,7 @@ def two(tmp_path_factory):
     root = tmp_path_factory.mktemp("two")
     monday = honest_run.start(root / "a").until_release()
     pinned = root / "pinned.json"
-    shutil.copy(Path(monday.ledger_uri, "trust.json"), pinned)
+    shutil.copy(monday.trust, pinned)
     rotate_keys(monday.ledger_uri, monday.keys, REASON)
     tuesday = honest_run.start(root / "b", "tuesday", monday.policy_root)
     tuesday.config = honest_run.config(**{"release.version": "2.0"})

@@ -59,13 +59,6 @@ def bound(reserved):
     return reserved
 
 
-def test_same_run_with_same_content_gets_its_reservation_again(kit):
-    first = kit.open().reserve(run_id="monday", content=kit_.content())
-    again = kit.open().reserve(run_id="monday", content=kit_.content())
-    assert first == again
-    assert kit.open().head.sequence == 1
-
-
 @pytest.mark.parametrize("field", ["plan_sha", "config_sha", "code_sha", "input", "purpose"])
 def test_same_run_with_other_content_is_refused_and_names_the_field(kit, field):
     kit.open().reserve(run_id="monday", content=kit_.content())
@@ -504,16 +497,6 @@ def test_record_time_is_checked_against_the_store_clock(kit, monkeypatch, year, 
             ledger.reserve(run_id="today", content=kit_.content())
         assert kit.open().head.sequence == 0
     assert ledger.reserve(run_id="today", content=kit_.content()).sequence == 1
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_lost_object_is_found_and_named(kit, lost):
-    ledger = kit.open()
-    for number in range(3):
-        ledger.reserve(run_id=f"run-{number}", content=kit_.content())
-    kit.path(lost).unlink()
-    with pytest.raises(LedgerError, match=f"{lost:08d}"):
-        kit.open()
 
 
 def test_ledger_cut_with_its_heads_is_found_at_reservation(kit):

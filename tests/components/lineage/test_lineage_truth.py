@@ -87,7 +87,7 @@ def test_lineage_of_a_refused_release_is_not_sent(receiving, tmp_path):
     receiver = receiving()
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
-    planted = run.root / "releases" / "glyphs" / "1.0" / "file"
+    planted = run.bundle / "file"
     planted.parent.mkdir(parents=True)
     planted.write_text("put there by somebody else")
     with pytest.raises(SignatureInvalid):
@@ -112,8 +112,8 @@ def test_lineage_of_a_release_is_sent_after_its_record(receiving, tmp_path):
     assert "release_model" not in _jobs(receiver)
     before = len(receiver.sent)
     run.do_release()
-    published = run.root / "releases" / "glyphs" / "1.0" / "lineage.jsonl"
-    lines = [json.loads(line) for line in published.read_text().splitlines()]
+    published = (run.bundle / "lineage.jsonl").read_text()
+    lines = [json.loads(line) for line in published.splitlines()]
     assert receiver.events[before:] == lines
     assert _jobs(receiver)[-1] == "release_model"
 

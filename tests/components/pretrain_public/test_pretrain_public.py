@@ -1,10 +1,9 @@
-import io
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.data.pixels import encode_png
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.keys import open_key_store
@@ -36,14 +35,9 @@ def _blobs(classes=20, images=12, seed=0):
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory):
     import pyarrow as pa
-    from PIL import Image
 
     images, labels = _blobs()
-    encoded = []
-    for image in images:
-        sink = io.BytesIO()
-        Image.fromarray(image[..., 0]).save(sink, "PNG")
-        encoded.append(sink.getvalue())
+    encoded = list(map(encode_png, images))
     path = tmp_path_factory.mktemp("public") / "public.parquet"
     names = [f"class {label}" for label in labels]
     pq.write_table(pa.table({"image": encoded, "user_id": names, "label": names}), path)

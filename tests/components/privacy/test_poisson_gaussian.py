@@ -1,6 +1,5 @@
 """DP-SGD's mechanism: published prices, the unit, and coins that are really Poisson."""
 
-import json
 import math
 
 import numpy as np
@@ -26,7 +25,7 @@ from fedemb.privacy.unit_mechanisms import (
 )
 from fedemb.reports.privacy_words import participants
 from studies.shared import Cohort
-from tests.kit.pipeline_runs.training_run import classifier_config, prepare
+from tests.kit.pipeline_runs.training_run import IMAGES, classifier_config
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
@@ -394,15 +393,6 @@ def test_removing_a_user_changes_no_coin_of_other_images():
 
 # ---- forbidden combinations, and training --------------------------------------------------------
 
-MECHANISM = {
-    "kind": "capped_image_poisson",
-    "rounds": 2,
-    "noise_multiplier": 12.0,
-    "sampling_probability": 0.3,
-    "images_per_round": 90,
-}
-UNIT = {"images_per_unit": 1, "microbatch": 4}
-
 
 def test_capped_image_poisson_is_priced_by_pld_only():
     event = _plan(images_per_user=3).event()
@@ -427,33 +417,5 @@ def test_capped_image_poisson_is_priced_by_pld_only():
     ],
 )
 def test_settings_that_contradict_capped_image_poisson_are_refused(changes, words):
-    settings = {"mechanism": MECHANISM, "training.unit_gradient": UNIT}
-    base = classifier_config(**settings)
     with pytest.raises(ValueError, match=words):
-        base.updated(changes)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("trainable", ["all", "head"])
-def test_capped_image_poisson_loads_one_image_per_unit(tmp_path, trainable, monkeypatch):
-    from fedemb.training.trainer import ClientLoader
-
-    seen = []
-    load = ClientLoader.load
-
-    def looking(self, client):
-        found = load(self, client)
-        seen.append((client.group, client.grouping, len(found.labels)))
-        return found
-
-    monkeypatch.setattr(ClientLoader, "load", looking)
-    changes = {"mechanism": MECHANISM, "training.unit_gradient": UNIT}
-    composed = {"policy.composition": "planned", "partition.max_images_per_user": 4}
-    settings = classifier_config(**changes, **composed, **{"model.trainable": trainable})
-    run = prepare(tmp_path / "run", settings, users=101)
-    assert run.train()["rounds_run"] == 2
-    counts = {(place, count) for _, place, count in seen}
-    # Users have three images; who is taken out where a round is run again has none.
-    assert counts - {(place, 0) for place in range(3)} == {(0, 1), (1, 1), (2, 1), (3, 0)}
-    (line, _) = (run.root / "model" / "rounds.jsonl").read_text().splitlines()
-    assert json.loads(line)["event"]["type"] == "mixture_of_gaussians"
+        classifier_config(**IMAGES).updated(changes)

@@ -277,12 +277,6 @@ def test_state_without_its_round_is_refused():
             mechanism(make_plan()).restore(bad)
 
 
-@pytest.mark.parametrize("name", ["tree_aggregation", "restarted tree"])
-def test_rounds_that_depend_on_each_other_run_in_order(name):
-    with pytest.raises(PlanMismatch, match="is not the next round, 0"):
-        play(mechanism(PLANS[name]), [1])
-
-
 def test_an_unplanned_round_is_refused():
     for bad in (-1, 20):
         with pytest.raises(PlanMismatch, match="planned rounds"):

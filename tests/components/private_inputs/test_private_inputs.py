@@ -47,13 +47,14 @@ def _link_to_training_users(run):
     (run.private / "evaluation").symlink_to(run.private / "users")
 
 
+each_step = pytest.mark.parametrize(
+    "step", [evaluate_model, audit_privacy], ids=lambda step: step.__name__.split(".")[-1]
+)
 ATTACKS = [_training_users, _other_people, _one_byte, _link_to_training_users]
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.strip("_"))
-@pytest.mark.parametrize(
-    "step", [evaluate_model, audit_privacy], ids=lambda step: step.__name__.split(".")[-1]
-)
+@each_step
 def test_replaced_held_out_users_are_refused_unread(run, tmp_path, monkeypatch, step, attack):
     """Otherwise a verified release prints figures of training users as those of held-out ones."""
     attack(run)
@@ -66,21 +67,16 @@ def test_replaced_held_out_users_are_refused_unread(run, tmp_path, monkeypatch, 
     assert not (tmp_path / "report.json").exists()
 
 
-def test_replaced_training_users_are_not_audited(run, tmp_path):
+@each_step
+def test_replaced_training_users_are_refused(run, tmp_path, step):
+    """The audit reads them, and the baseline of a simulation trains on them."""
     shutil.rmtree(run.private / "users")
     write_users(run.private / "users", 40, seed=3)
+    wanted = config(**{"purpose": "simulation", "evaluation.centralized_baseline": True})
+    records = len(run.context(wanted).ledger.chain.records)
     with pytest.raises(PlanMismatch, match=r"users/ of run run-1 is not the folder"):
-        audit_privacy.run(run.context(config(), tmp_path))
-
-
-def test_replaced_training_users_do_not_train_the_baseline(run, tmp_path):
-    shutil.rmtree(run.private / "users")
-    write_users(run.private / "users", 40, seed=3)
-    wanted = {"purpose": "simulation", "evaluation.centralized_baseline": True}
-    records = len(run.context(config()).ledger.chain.records)  # the run is shared with others
-    with pytest.raises(PlanMismatch, match=r"users/ of run run-1 is not the folder"):
-        evaluate_model.run(run.context(config(**wanted), tmp_path))
-    assert len(run.context(config()).ledger.chain.records) == records
+        step.run(run.context(wanted, tmp_path))
+    assert len(run.context(wanted).ledger.chain.records) == records
 
 
 def test_moved_private_root_with_the_same_users_is_accepted(run):
@@ -203,7 +199,7 @@ def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
     assert figures[: len(figures) // 2] == figures[len(figures) // 2 :]
 
 
-@pytest.mark.parametrize("step", [evaluate_model, audit_privacy], ids=["evaluate", "audit"])
+@each_step
 def test_evaluation_and_audit_use_nothing_but_what_was_compared(run, tmp_path, nothing_else, step):
     """Training users were published as held-out users when folders were renamed at this moment."""
     sound = step.run(run.context(config(), tmp_path / "sound"))

@@ -78,26 +78,21 @@ def test_code_digest_covers_exactly_the_bound_files(package, name, change, bound
     assert (provenance.code_digest() != before) == bound
 
 
-def test_code_of_the_users_own_is_bound(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    module = tmp_path / "my_backbones.py"
-    module.write_text("def tiny(model): ...\n")
-    own = config(**{"model.backbone": "my_backbones:tiny"})
-    before = provenance.code_digest(own)
-    assert before != provenance.code_digest()
-    module.write_text("def tiny(model): return None\n")
-    _forget()
-    assert provenance.code_digest(own) != before
-
-
-def test_a_package_of_the_users_own_is_bound_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("backbone", "changed"),
+    [("my_backbones:tiny", "my_backbones.py"), ("my_models.nets:tiny", "my_models/deep/blocks.py")],
+    ids=["module", "package"],
+)
+def test_code_of_the_users_own_is_bound_whole(tmp_path, monkeypatch, backbone, changed):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_models" / "deep").mkdir(parents=True)
     for name in ("__init__.py", "nets.py", "deep/blocks.py"):
         (tmp_path / "my_models" / name).write_text("")
-    own = config(**{"model.backbone": "my_models.nets:tiny"})
+    (tmp_path / "my_backbones.py").write_text("")
+    own = config(**{"model.backbone": backbone})
     before = provenance.code_digest(own)
-    (tmp_path / "my_models" / "deep" / "blocks.py").write_text("WIDTH = 1\n")
+    assert before != provenance.code_digest()
+    (tmp_path / changed).write_text("WIDTH = 1\n")
     _forget()
     assert provenance.code_digest(own) != before
 

@@ -39,10 +39,6 @@ def released(tmp_path_factory):
     return small_release.released(tmp_path_factory.mktemp("release") / "run")
 
 
-def trust(run):
-    return run.policy_root / "ledger" / "trust.json"
-
-
 @pytest.fixture
 def copy(released, tmp_path):
     """A copy of the bundle to bend."""
@@ -52,8 +48,8 @@ def copy(released, tmp_path):
 
 def test_good_bundle_verifies_with_and_without_the_live_ledger(released):
     uri = released.document["uri"]
-    assert problems_of(uri, trust(released)) == []
-    assert problems_of(uri, trust(released), released.ledger_uri) == []
+    assert problems_of(uri, released.trust) == []
+    assert problems_of(uri, released.trust, released.ledger_uri) == []
 
 
 def test_serving_signature_maps_pixels_to_unit_embeddings(released):
@@ -84,12 +80,12 @@ def test_graph_of_a_bundle_is_never_executed(released, copy, tmp_path):
     (copy / "saved_model" / "fingerprint.pb").unlink()
     (copy / "saved_model" / "assets").rmdir()
     seal_again(copy, open_key_store(released.context().keys_uri), released.ledger())
-    (problem,) = problems_of(str(copy), trust(released))
+    (problem,) = problems_of(str(copy), released.trust)
     assert "of saved_model is not what" in problem
     photo = tmp_path / "photos" / "a.png"
     write_bytes(photo, next(iter(hostile_photos())).data)
     words = ["embed", str(photo.parent), "-m", str(copy), "-o"]
-    for number, trusted in enumerate((["--trust", str(trust(released))], ["--insecure"])):
+    for number, trusted in enumerate((["--trust", str(released.trust)], ["--insecure"])):
         app(args=[*words, str(tmp_path / f"{number}.parquet"), *trusted], standalone_mode=False)
     assert not written.exists()
 
@@ -113,7 +109,7 @@ def test_examples_of_the_page_give_the_same_embeddings(released, tmp_path, monke
     Path("photos").mkdir()
     for number, photo in enumerate(hostile_photos()):
         Path("photos", f"{number:02d}.img").write_bytes(photo.data)
-    app(args=["embed", "photos", "-m", address, "--trust", str(trust(released))],
+    app(args=["embed", "photos", "-m", address, "--trust", str(released.trust)],
         standalone_mode=False)  # fmt: skip
 
     loaded = {"bundle": address, "paths": sorted(Path("photos").iterdir())}
@@ -195,17 +191,17 @@ def test_every_file_changed_or_dropped_is_named(released, copy):
     for path in names:
         original = path.read_bytes()
         path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
-        assert problems_of(str(copy), trust(released)), f"{path.name} changed"
+        assert problems_of(str(copy), released.trust), f"{path.name} changed"
         path.unlink()
-        assert problems_of(str(copy), trust(released)), f"{path.name} dropped"
+        assert problems_of(str(copy), released.trust), f"{path.name} dropped"
         path.write_bytes(original)
-    assert problems_of(str(copy), trust(released)) == []
+    assert problems_of(str(copy), released.trust) == []
 
 
 def test_key_inside_the_bundle_is_not_trusted(released, copy, tmp_path):
     stranger = trust_of(open_key_store(str(tmp_path / "stranger")))
     stranger.save(tmp_path / "trust.json")
-    shutil.copy(trust(released), copy / "trust.json")
+    shutil.copy(released.trust, copy / "trust.json")
     problems = problems_of(str(copy), tmp_path / "trust.json")
     (problem,) = problems
     assert "extra files: trust.json" in problem
@@ -218,7 +214,7 @@ def test_ledger_without_the_release_record_is_found(released, tmp_path):
     shutil.copytree(released.ledger_uri, tmp_path / "ledger")
     (tmp_path / "ledger" / "weekly" / "00000004.json").unlink()
     shutil.rmtree(tmp_path / "ledger" / "weekly" / "heads")
-    problems = problems_of(released.document["uri"], trust(released), str(tmp_path / "ledger"))
+    problems = problems_of(released.document["uri"], released.trust, str(tmp_path / "ledger"))
     assert problems == ["the ledger has no record of this release"]
 
 

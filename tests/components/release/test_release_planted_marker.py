@@ -51,7 +51,7 @@ def test_marker_without_a_bundle_of_ours_is_refused_and_recorded_nowhere(
     assert _releases(run) == []
     assert not (run.root / "release.json").exists()
     path.unlink()
-    assert run.do_release()["uri"] == (run.root / "releases" / "glyphs" / "1.0").as_posix()
+    assert run.do_release()["uri"] == run.bundle.as_posix()
     assert run.problems() == []
 
 
@@ -78,9 +78,8 @@ def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
 )
 def test_file_that_the_release_key_signed_again_is_refused(released_run, tmp_path, name, more):
     run = honest_run.copy_of(released_run, tmp_path / "run")
-    tree = run.root / "releases" / "glyphs" / "1.0"
-    (tree / name).write_text((tree / name).read_text() + more)
-    seal_again(tree, run.keys, run.ledger())
+    (run.bundle / name).write_text((run.bundle / name).read_text() + more)
+    seal_again(run.bundle, run.keys, run.ledger())
     assert f"{name} is not what this package makes" in " ".join(run.problems())
 
 

@@ -15,8 +15,7 @@ from tests.kit.servers.receiver import Receiver
 
 @pytest.fixture(scope="module")
 def release(released_run):
-    bundle = released_run.root / "releases" / "glyphs" / "1.0"
-    return Release.of(bundle, "s3://releases/glyphs/1.0")
+    return Release.of(released_run.bundle, "s3://releases/glyphs/1.0")
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_failed_registry_does_not_undo_the_release(tmp_path, told, caplog):
     assert "fedemb register" in caplog.text
     assert [address for _, address in told] == addresses
     assert {release.uri for release, _ in told} == {released["uri"]}
-    config = json.loads((run.root / "releases/glyphs/1.0/config.json").read_text())
+    config = json.loads((run.bundle / "config.json").read_text())
     assert config["storage"]["registries"] == []  # their addresses are not published
     run.do_release()
     assert len(told) == 4  # sent again, with the same key
@@ -148,11 +147,8 @@ def test_denied_run_is_not_registered(tmp_path, told):
 
 
 def test_register_command_registers_a_released_bundle(released_run, told, capsys):
-    bundle, address = (
-        released_run.root / "releases" / "glyphs" / "1.0",
-        "mlflow+https://mlflow.example",
-    )
-    trust = f"{released_run.ledger_uri}/trust.json"
-    app(args=["register", str(bundle), "--trust", trust, "--to", address], standalone_mode=False)
+    address, trust = "mlflow+https://mlflow.example", str(released_run.trust)
+    words = ["register", str(released_run.bundle), "--trust", trust, "--to", address]
+    app(args=words, standalone_mode=False)
     assert f"glyphs 1.0 is known to {address}" in capsys.readouterr().out
     assert told[0][0].name == "glyphs"

@@ -14,48 +14,26 @@ from fedemb.steps import pretrain_public, reserve_budget
 from fedemb.training import backend_rounds, heads, trainer
 from fedemb.training.rounds import VectorizedRounds
 from tests.kit.pipeline_runs.training_run import (
+    HEAD,
+    IMAGES,
+    LEAST_SQUARES,
+    TREE,
     classifier_config,
     config,
     covariance_config,
     prepare,
 )
 
-UNIT = {"training.unit_gradient": {"images_per_unit": 2, "microbatch": 4}}
 CONFIGS = {
-    "clients": config,
-    "projection": lambda: config(**{"model.trainable": "projection"}),
-    "averaged": lambda: config(**{"training.algorithm": "dp_fedavg"}),
-    "tree": lambda: config(
-        mechanism={
-            "kind": "tree_aggregation",
-            "rounds": 6,
-            "noise_multiplier": 1.0,
-            "clients_per_round": 4,
-        }
-    ),
-    "covariance": covariance_config,
-    "units": classifier_config,
-    "images": lambda: classifier_config(
-        **{
-            "partition.max_images_per_user": 3,
-            "training.unit_gradient": {"images_per_unit": 1, "microbatch": 4},
-            "mechanism": {
-                "kind": "capped_image_poisson",
-                "rounds": 3,
-                "noise_multiplier": 1.0,
-                "sampling_probability": 0.3,
-                "images_per_round": 12,
-            },
-        }
-    ),
-    "head": lambda: classifier_config(**{"model.trainable": "head", **UNIT}),
-    "solved head": lambda: classifier_config(
-        **{
-            "model.trainable": "head",
-            "mechanism": {"kind": "least_squares", "noise_multiplier": 1.0, "units_per_round": 100},
-            **UNIT,
-        }
-    ),
+    "clients": config(),
+    "projection": config(**{"model.trainable": "projection"}),
+    "averaged": config(**{"training.algorithm": "dp_fedavg"}),
+    "tree": config(**TREE),
+    "covariance": covariance_config(),
+    "units": classifier_config(),
+    "images": classifier_config(**IMAGES),
+    "head": classifier_config(**HEAD),
+    "solved head": classifier_config(**LEAST_SQUARES),
 }
 
 
@@ -69,7 +47,7 @@ def _rehearse(settings, root):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_algorithm_is_rehearsed_to_its_end(kind, tmp_path):
-    _rehearse(CONFIGS[kind](), tmp_path)
+    _rehearse(CONFIGS[kind], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +68,7 @@ def test_trainer_loads_what_the_algorithm_says(kind, setting, alone, tmp_path, m
     def loader(*_, max_examples, one_image, **__):
         raise Stopped(max_examples, one_image)
 
-    run = prepare(tmp_path, CONFIGS[kind]())
+    run = prepare(tmp_path, CONFIGS[kind])
     monkeypatch.setattr(trainer, "ClientLoader", loader)
     with pytest.raises(Stopped) as found:
         run.train()
@@ -125,7 +103,7 @@ def test_run_whose_rehearsal_fails_is_not_charged(name, tmp_path, monkeypatch):
     kind, *fault = FAULTS[name]
     said = SAID.get(name, r"on this device \(MemoryError")
     monkeypatch.setattr(*fault)
-    settings = CONFIGS[kind]().updated({"purpose": "release"})
+    settings = CONFIGS[kind].updated({"purpose": "release"})
     monkeypatch.setattr(reserve_budget, "check_before_charge", lambda *_, **__: None)
     with pytest.raises((ConfigError, Refused), match=rf"{said}.*othing was charged"):
         prepare(tmp_path, settings, rehearse=None)

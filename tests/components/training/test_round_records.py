@@ -22,18 +22,10 @@ from fedemb.training import attempt as training
 from fedemb.training import working_state
 from fedemb.training.trainer import Trainer
 from fedemb.training.working_state import RoundLog, SignedState
-from tests.kit.pipeline_runs.training_run import RUN_ID, config, killed_at, prepare
+from tests.kit.pipeline_runs.training_run import RUN_ID, TREE, config, killed_at, prepare
 
 INPUTS = "0" * 64
 ROUNDS = 40
-TREE = {
-    "mechanism": {
-        "kind": "tree_aggregation",
-        "rounds": 6,
-        "noise_multiplier": 1.0,
-        "clients_per_round": 4,
-    }
-}
 
 
 def mechanism():

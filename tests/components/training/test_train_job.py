@@ -3,9 +3,6 @@
 import json
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
-from typing import ClassVar
 
 import pytest
 
@@ -19,6 +16,7 @@ from fedemb.training.host_messages import (
     hosts_of_the_step,
     train_job,
 )
+from tests.kit.servers.receiver import Receiver
 
 VARIABLES = {
     HOSTS: "3",
@@ -64,55 +62,33 @@ def test_a_step_of_one_host_starts_none(monkeypatch):
         assert place is None
 
 
-class _ApiServer(BaseHTTPRequestHandler):
-    """Takes and deletes TrainJobs; `answers` has the status of each method."""
-
-    answers: ClassVar = {}
-    calls: ClassVar = []
-
-    def _answer(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.calls.append((self.command, self.path, json.loads(body) if body else None))
-        self.send_response(self.answers.get(self.command, 200))
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(b'{"metadata": {"name": "fedemb-hosts-abcde"}}')
-
-    do_POST = do_DELETE = _answer
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def api(pod):
     """The cluster's API server, of which the pod's account knows the address."""
     from kubernetes import client, config
 
-    _ApiServer.answers, _ApiServer.calls = {}, []
-    server = HTTPServer(("127.0.0.1", 0), _ApiServer)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = Receiver()
+    server.answer = b'{"metadata": {"name": "fedemb-hosts-abcde"}}'
 
     def load():
         settings = client.Configuration()
-        settings.host, settings.retries = f"http://127.0.0.1:{server.server_port}", False
+        settings.host, settings.retries = server.url, False
         client.Configuration.set_default(settings)
 
     pod.setattr(config, "load_incluster_config", load)
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def test_hosts_are_created_with_the_step_and_deleted_after_it(api):
     failed = RuntimeError("in a round")
     with pytest.raises(RuntimeError, match="in a round"), hosts_of_the_step():
         raise failed
-    (made, path, body), (gone, name, _) = _ApiServer.calls
-    assert (made, gone) == ("POST", "DELETE")
+    (path, _, body), (name, _, _) = api.sent
+    assert api.methods == ["POST", "DELETE"]
     assert path == "/apis/trainer.kubeflow.org/v1alpha1/namespaces/fedemb/trainjobs"
     assert name == f"{path}/fedemb-hosts-abcde"
-    assert body == train_job()[2]
+    assert json.loads(body) == train_job()[2]
 
 
 @pytest.mark.parametrize(
@@ -124,21 +100,20 @@ def test_hosts_are_created_with_the_step_and_deleted_after_it(api):
     ],
 )
 def test_cluster_that_creates_no_hosts_is_an_error(api, status, error, sentence):
-    _ApiServer.answers = {"POST": status}
+    api.refused = {"POST": status}
     with pytest.raises(error, match=sentence), hosts_of_the_step():
         pass
 
 
 def test_unresponsive_cluster_is_an_error(api):
-    api.shutdown()
-    api.server_close()
+    api.close()
     with pytest.raises(StorageError, match="does not answer"), hosts_of_the_step():
         pass
 
 
 def test_training_job_that_cannot_be_deleted_does_not_fail_training(api):
     """The job's owner is the pod, which takes it along."""
-    _ApiServer.answers = {"DELETE": 500}
+    api.refused = {"DELETE": 500}
     with hosts_of_the_step() as place:
         assert place == JobHost("10.0.0.7:2222", 3, 0)
 

@@ -12,6 +12,10 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.steps import train_model
 from fedemb.training import trainer, working_state
 from tests.kit.pipeline_runs.training_run import (
+    HEAD,
+    IMAGES,
+    LEAST_SQUARES,
+    TREE,
     Unaudited,
     classifier_config,
     config,
@@ -20,35 +24,12 @@ from tests.kit.pipeline_runs.training_run import (
     prepare,
 )
 
-HEAD = {
-    "model.trainable": "head",
-    "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
-}
-IMAGES = {
-    "mechanism": {
-        "kind": "capped_image_poisson",
-        "rounds": 3,
-        "noise_multiplier": 3.0,
-        "sampling_probability": 0.3,
-        "images_per_round": 90,
-    },
-    "training.unit_gradient": {"images_per_unit": 1, "microbatch": 4},
-    "partition.max_images_per_user": 4,
-    "policy.composition": "planned",
-}
-TURNS = {"clients_per_round": 3}
-
-
-def mechanism(**fields):
-    return {"mechanism": {"rounds": 6, "noise_multiplier": 1.0, **fields}}
-
-
 CLIPPED = {"mechanism.l2_norm_clip": 0.01}  # every record, so that a longer clip shows in each
 TRAINERS = {"dp_fedemb": config(), "dp_sgd": classifier_config(**CLIPPED)}
 SOUND = {
     **TRAINERS,
     "averaged": config(**{"training.server": {"ema_decay": 0.8, "momentum": 0.9}}),
-    "tree": config(**mechanism(kind="tree_aggregation", **TURNS)),
+    "tree": config(**TREE),
     "images": classifier_config(
         **{
             "policy.unit": "image",
@@ -59,9 +40,7 @@ SOUND = {
     "images of users": classifier_config(**IMAGES),
     "images of users, head": classifier_config(**IMAGES, **{"model.trainable": "head"}),
     "head": classifier_config(**HEAD),
-    "least squares": classifier_config(
-        **HEAD, **mechanism(kind="least_squares", rounds=2, units_per_round=12)
-    ),
+    "least squares": classifier_config(**LEAST_SQUARES).updated({"mechanism.units_per_round": 12}),
     "covariance": covariance_config(),
 }
 """Settings of every mechanism, and of every way to train."""

@@ -19,7 +19,7 @@ from fedemb.config.run import config_digest
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.documents.model import ModelCard, UsersManifest
+from fedemb.documents.model import ModelCard
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport, embedding_space_id, starts_of
 from fedemb.foundation.canonical_json import canonical_json, file_digest, json_digest
@@ -35,7 +35,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import account_privacy, gate_release, plan_privacy, release_model, reserve_budget
 from tests.kit.document_kinds import all_documents
 from tests.kit.ledger_kit import connect
-from tests.kit.public_start import keras_file, no_rehearsal, sign_start
+from tests.kit.public_start import keras_file, no_rehearsal, sign_start, sign_users
 from tests.kit.verified import problems_of
 
 TENSORS = [
@@ -215,6 +215,16 @@ class HonestRun:
         return str(self.root / "releases")
 
     @property
+    def bundle(self):
+        """Folder of the release."""
+        return self.root / "releases" / "glyphs" / "1.0"
+
+    @property
+    def trust(self):
+        """The file of the keys that a reader of the release pins."""
+        return Path(self.ledger_uri, "trust.json")
+
+    @property
     def keys(self):
         return open_key_store(self.keys_uri)
 
@@ -246,19 +256,7 @@ class HonestRun:
         sign_start(self.context(), images=900, classes=30, final_loss=0.5)
 
     def do_partition(self):
-        reservation = read_reservation(self.reservation)
-        body = {
-            "run_id": self.run_id,
-            "config_sha": config_digest(self.config),
-            "reservation_sha": file_digest(self.reservation),
-            "virtual_clients": self.config.partition.virtual_clients,
-            "groupings": self.config.partition.groupings,
-            "blocks": reservation.blocks,
-            "image_size": self.config.model.image_size,
-            "channels": self.config.model.channels,
-            "commitments": COMMITMENTS,
-        }
-        self.sign(self.users, UsersManifest.of_fields(body))
+        sign_users(self.context(), COMMITMENTS)
 
     def inputs_sha(self):
         reservation = read_reservation(self.reservation)
@@ -478,9 +476,8 @@ class HonestRun:
 
     def problems(self):
         """What `fedemb verify` says of the release, the SavedModel left out."""
-        bundle = self.root / "releases" / "glyphs" / "1.0"
         with stand_in_for_serving():
-            return problems_of(str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri)
+            return problems_of(str(self.bundle), self.trust, self.ledger_uri)
 
     def do(self, acts):
         """Does the steps that a text names, one after the other; returns itself."""

@@ -33,5 +33,5 @@ def make(root: Path) -> Path:
     """Writes `bundle` and `ledger` (with `trust.json`) below a folder, and returns the folder."""
     run = released(root / "run", 8)
     Path(run.ledger_uri).rename(root / "ledger")
-    (run.root / "releases" / "glyphs" / "1.0").rename(root / "bundle")
+    run.bundle.rename(root / "bundle")
     return root

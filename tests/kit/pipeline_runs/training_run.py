@@ -13,18 +13,16 @@ import numpy as np
 import pytest
 
 from fedemb.config import RunConfig
-from fedemb.config.run import config_digest
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
-from fedemb.documents.model import UsersManifest
-from fedemb.foundation.canonical_json import file_digest, tree_digest
+from fedemb.foundation.canonical_json import tree_digest
 from fedemb.foundation.document import Document
 from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs.partition_run import write_store
-from tests.kit.public_start import no_rehearsal
+from tests.kit.public_start import no_rehearsal, sign_users
 
 SIZE = 12
 RUN_ID = "run-1"
@@ -88,6 +86,39 @@ def covariance_config(**changes: Any) -> RunConfig:
             **changes,
         }
     )
+
+
+TREE = {
+    "mechanism": {
+        "kind": "tree_aggregation",
+        "rounds": 6,
+        "noise_multiplier": 1.0,
+        "clients_per_round": 4,
+    }
+}
+"""Changes of `config`: noise that rounds share, and clients in turn."""
+HEAD = {
+    "model.trainable": "head",
+    "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
+}
+"""Changes of `classifier_config`, as are the others below: its head alone, on kept features."""
+LEAST_SQUARES = {
+    **HEAD,
+    "mechanism": {"kind": "least_squares", "noise_multiplier": 1.0, "units_per_round": 100},
+}
+IMAGES = {
+    "mechanism": {
+        "kind": "capped_image_poisson",
+        "rounds": 3,
+        "noise_multiplier": 3.0,
+        "sampling_probability": 0.3,
+        "images_per_round": 90,
+    },
+    "training.unit_gradient": {"images_per_unit": 1, "microbatch": 4},
+    "partition.max_images_per_user": 4,
+    "policy.composition": "planned",
+}
+"""Images with coins of their own; what a user gives is capped."""
 
 
 def write_users(
@@ -222,19 +253,7 @@ class ReadyRun:
 
     def sign_users(self) -> None:
         """Signs the manifest of both folders."""
-        settings = self.config
-        manifest = {
-            "run_id": RUN_ID,
-            "config_sha": config_digest(settings),
-            "reservation_sha": file_digest(self.root / "reservation.json"),
-            "virtual_clients": settings.partition.virtual_clients,
-            "groupings": settings.partition.groupings,
-            "blocks": ["all/0"],
-            "image_size": settings.model.image_size,
-            "channels": settings.model.channels,
-            "commitments": self.commitments(),
-        }
-        self.sign(self.root / "users.json", UsersManifest.of_fields(manifest))
+        sign_users(self.context(), self.commitments())
 
     def copy(self, root: Path) -> ReadyRun:
         """The same run in another folder."""
