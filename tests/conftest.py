@@ -61,6 +61,14 @@ def finished(tmp_path_factory):
     return shared_run(tmp_path_factory.mktemp)
 
 
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished training that the test may change."""
+    from tests.kit.pipeline_runs.evaluation_run import FinishedRun
+
+    return FinishedRun(shutil.copytree(finished.root, tmp_path / "run"))
+
+
 @pytest.fixture(scope="session")
 def allowed_run(tmp_path_factory):
     """An honest run that the gate allowed: read it, or change a copy."""

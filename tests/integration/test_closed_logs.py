@@ -82,10 +82,12 @@ def _run(step: str, fault: str, folder: Path, **environment: str) -> tuple[int, 
 
 @pytest.fixture(scope="module")
 def trained_classifier(untrained_classifier, tmp_path_factory):
-    from tests.kit.pipeline_runs.training_run import finished_classifier
+    from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config
 
     folder = tmp_path_factory.mktemp("trained_classifier") / "run"
-    return finished_classifier(untrained_classifier, folder)
+    shutil.copytree(untrained_classifier, folder)
+    ReadyRun(folder, classifier_config()).train()
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -119,14 +119,10 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
 # ---- DP-SGD through the whole DAG: a verified classifier, a kill inside a round ----
 
 
-def _command_classifier(runs: Path, *extra: str, longer: tuple[str, ...] = ()) -> list[str]:
-    overrides = [*SMALL_CLASSIFIER, *longer]
-    return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=overrides)
-
-
 @pytest.mark.long
 def test_run_ends_with_a_released_classifier_that_verifies(tmp_path):
-    done = finish(_command_classifier(tmp_path / "runs", "--run-id", "only"))
+    words = ("--config", "dp_sgd_quickstart", "--run-id", "only")
+    done = finish(run_command(tmp_path / "runs", *words, overrides=SMALL_CLASSIFIER))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "differential privacy for one user" in closing_line(done.stdout, "guarantee")
     assert "Top-1 over 10 classes" in closing_line(done.stdout, "utility")

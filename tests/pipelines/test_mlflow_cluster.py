@@ -1,8 +1,11 @@
 """Runs of a cluster in MLflow: the last step of a run writes it, and can never fail by it."""
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedemb.errors import AwaitingApproval
+from fedemb.keys.trust import Signer
+from fedemb.ledger import name_approvers
 from fedemb.reports.mlflow import settings_of
 from fedemb.steps import show_outcome
 from tests.kit.kubeflow_run import KubeflowRun
@@ -42,7 +45,9 @@ def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiti
         waiting.show(mlflow=url)
         found = only_run(client)
         assert (found.info.run_name, found.info.status) == ("monday", "RUNNING")
-        run.approve()
+        ada = Signer.of_approver(Ed25519PrivateKey.generate())
+        name_approvers(run.ledger(), {"ada": ada.public_key}, "the board", run.keys)
+        run.approve(ada)
         run.do("gate release")
         waiting.upload()
         for _ in range(2):

@@ -9,7 +9,6 @@ import pytest
 
 import fedemb.runtime.step_context
 import fedemb.steps.show_outcome
-from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
 from fedemb.errors import Superseded
 from fedemb.runtime.step import declared, step_process
@@ -72,22 +71,12 @@ def _run_step(name: str, pod: dict, **values) -> int:
     return 0
 
 
-def started(run: str, config=None, **others) -> dict:
-    """Parameters of the exit step; by default those of a configuration that is not valid."""
-    names = declared("show_outcome").parameters
-    given = {} if config is None else parameters_of(config)
-    return (
-        dict.fromkeys(names, "")
-        | {"run_id": run, "reused": "{}", "seed": 0}
-        | {name: value for name, value in {**given, **others}.items() if name in names}
-    )
-
-
 def _show(folder: Path, run: str, state: str, **parameters) -> tuple[str, dict[str, float]]:
     pod = _pod(folder, "show-outcome", run, "outcome", "summary", "metrics", "verdict")
     figures: dict[str, float] = {}
     pod["metrics"].log_metric = figures.__setitem__
-    given = {**started(run), **parameters}
+    given = dict.fromkeys(declared("show_outcome").parameters, "")  # no valid configuration
+    given |= {"run_id": run, "reused": "{}", "seed": 0, **parameters}
     assert _run_step("show_outcome", pod, status=SimpleNamespace(state=state), **given) == 0
     assert {type(value) for value in figures.values()} <= {float}, "one number for each metric"
     html, short = ((folder / name).read_text() for name in ("outcome", "summary"))

@@ -1,7 +1,6 @@
 """audit_privacy over a finished run: what is public, what stays private, what the text says."""
 
 import io
-import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -28,14 +27,8 @@ from fedemb.models.backbone_files import load_backbone
 from fedemb.reports.measured_words import audit_sentence
 from fedemb.steps import audit_privacy, evaluate_model
 from fedemb.steps.audit_privacy import run
-from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, teach
+from tests.kit.pipeline_runs.evaluation_run import config, teach
 from tests.kit.verified import without_digests
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    shutil.copytree(finished.root, tmp_path / "run")
-    return FinishedRun(tmp_path / "run")
 
 
 def _put(copied, backbone):

@@ -155,15 +155,15 @@ def arrays(owners):
     return images, np.arange(len(owners)) % 3, owners
 
 
-def grouped(owners, *, virtual_clients=5, groupings=3, key=KEY):
+SIZES = {"virtual_clients": 5, "groupings": 3, "key": KEY}
+
+
+def grouped(owners):
     """User ids of each virtual client, by grouping, and the clients' images."""
     images, labels, users = arrays(owners)
-    found = ArrayUsers(
-        images, labels, users, virtual_clients=virtual_clients, groupings=groupings, key=key
-    )
-    clients = {}
-    for grouping in range(groupings):
-        for group in range(virtual_clients):
+    found, clients = ArrayUsers(images, labels, users, **SIZES), {}
+    for grouping in range(3):
+        for group in range(5):
             pixels, _ = found.examples(found.members(grouping, group), 10_000)
             clients[grouping, group] = sorted(users[p] for p in pixels[:, 0, 0, 0].tolist())
     return clients
@@ -178,9 +178,7 @@ def test_a_user_less_changes_one_virtual_client_per_grouping(owners, data):
     keep = users != gone
     if not keep.any():
         return
-    rest = ArrayUsers(
-        images[keep], labels[keep], users[keep], virtual_clients=5, groupings=3, key=KEY
-    )
+    rest = ArrayUsers(images[keep], labels[keep], users[keep], **SIZES)
     for grouping in range(3):
         changed = 0
         for group in range(5):

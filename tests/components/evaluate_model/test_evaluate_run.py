@@ -92,12 +92,6 @@ def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
     assert read(one / "report.json", UtilityReport).body.evaluated.images == 60
 
 
-@pytest.fixture
-def copied(finished, tmp_path):
-    shutil.copytree(finished.root, tmp_path / "run")
-    return FinishedRun(tmp_path / "run")
-
-
 def test_evaluation_that_was_cut_off_the_ledger_is_noticed(copied, tmp_path):
     """Otherwise a writer of the ledger could publish the best of several evaluations as the one."""
     context = copied.context(config(), tmp_path)

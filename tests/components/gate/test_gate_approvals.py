@@ -42,18 +42,6 @@ def name(run, reason="the release board", **people: Signer):
     return name_approvers(run.ledger(), keys, reason, run.keys)
 
 
-def approve(run, signer):
-    report = read(run.report, PrivacyReport)
-    return run.ledger().decide(
-        read_reservation(run.reservation),
-        code="not_approved",
-        model_sha=report.body.model_sha,
-        report_sha=report.sha,
-        reason="",
-        signer=signer,
-    )
-
-
 def verdict_of(run, now=None):
     evidence = read_evidence(run.config, run.artifacts)
     return decide(evidence, read(run.report, PrivacyReport), run.ledger(), now=now)
@@ -101,7 +89,7 @@ def named(run, ada, bob):
 @pytest.fixture
 def half(named, ada):
     """The run, approved by ada, of ada and bob."""
-    approve(named, ada)
+    named.approve(ada)
     return named
 
 
@@ -126,7 +114,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(half
     (reason,) = verdict_of(run).reasons
     assert "requires 2 approvals" in reason.sentence
     assert "has 1, by ada" in reason.sentence
-    approve(run, bob)
+    run.approve(bob)
     assert verdict_of(run).allow
     run.do("gate release")
     assert run.problems() == []
@@ -153,16 +141,16 @@ def test_only_a_release_that_nothing_but_approvals_holds_up_waits(codes, waits):
 
 
 def test_one_person_counts_once_however_often_they_approve(named, run, ada):
-    first = approve(run, ada)
-    assert approve(run, ada) == first
+    first = run.approve(ada)
+    assert run.approve(ada) == first
     put(run, ada, "ada", body_of(run))
     assert codes(run) == ["not_approved"]
 
 
 def test_one_person_with_a_new_key_counts_once(named, run, ada, bob):
-    first, laptop = approve(run, ada), person()
+    first, laptop = run.approve(ada), person()
     name(run, "a new laptop", ada=laptop, bob=bob)
-    assert approve(run, laptop) == first
+    assert run.approve(laptop) == first
     put(run, laptop, "ada", body_of(run))
     assert codes(run) == ["not_approved"]
 
@@ -179,7 +167,7 @@ def test_one_key_under_two_names_is_refused(run, ada):
 
 
 def test_approval_of_an_earlier_report_does_not_count_for_a_later_one(half, run, bob):
-    approve(run, bob)
+    run.approve(bob)
     before = read(run.report, PrivacyReport).sha
     run.do_account()  # takes the newer head of the ledger into account
     assert read(run.report, PrivacyReport).sha != before
@@ -194,8 +182,8 @@ def test_approval_of_another_model_does_not_count(half, run, bob):
 def test_approval_for_another_run_under_the_same_policy_is_not_taken(half, run, ada, bob, tmp_path):
     release = {**run.config.release.model_dump(), "version": "2.0"}
     other = started(tmp_path / "other", "tuesday", run.policy_root, release=release)
-    approve(other, ada)
-    approve(other, bob)
+    other.approve(ada)
+    other.approve(bob)
     assert verdict_of(other).allow
     assert codes(run) == ["not_approved"]
 
@@ -204,7 +192,7 @@ def test_approval_for_another_run_under_the_same_policy_is_not_taken(half, run, 
 def test_approval_by_a_key_that_may_not_approve_is_refused_or_breaks_the_ledger(half, run, who):
     if who == "stranger":
         with pytest.raises(Refused, match="does not belong to an approver"):
-            approve(run, person())
+            run.approve(person())
         put(run, person(), "bob", body_of(run))
     else:  # a step's key, dressed up in the role
         signer = Signer.load_or_create(run.keys, who)
@@ -225,7 +213,7 @@ def test_approval_under_another_name_breaks_the_ledger(named, run, ada):
 def test_removed_approver_cannot_approve_or_reuse_the_key(half, run, ada, bob):
     name(run, "ada left", bob=bob)
     with pytest.raises(Refused, match="does not belong to an approver"):
-        approve(run, ada)
+        run.approve(ada)
     put(run, ada, "ada", body_of(run, report_sha="8" * 64))
     with pytest.raises(SignatureInvalid, match="had retired"):
         run.ledger()
@@ -284,7 +272,7 @@ def test_approval_deadline_turns_waiting_into_refused(run, deadline):
 
 
 def test_approval_in_time_counts_at_any_later_decision(half, run, bob, deadline):
-    approve(run, bob)
+    run.approve(bob)
     assert codes(run, deadline - timedelta(minutes=1)) == []
     assert codes(run, deadline + timedelta(days=400)) == []
 
@@ -293,7 +281,7 @@ def test_approval_after_the_deadline_never_counts(half, run, bob, deadline, monk
     with monkeypatch.context() as late:
         late.setattr("fedemb.storage.LocalStore.clock", lambda _: None)
         late.setattr("fedemb.ledger.records.datetime", clock_at(deadline + timedelta(seconds=1)))
-        approve(run, bob)
+        run.approve(bob)
     assert len(run.ledger().state.decisions) == 2
     assert codes(run, deadline + timedelta(minutes=1)) == ["no_approval_by_deadline"]
     assert codes(run, deadline) == ["not_approved"]
@@ -391,7 +379,7 @@ def test_decision_about_a_run_that_did_not_commit_breaks_the_ledger(tmp_path):
 
 def test_terms_of_the_release_are_those_that_were_approved(half, run, bob):
     """Otherwise a floor could be lifted, or the licence changed, after the approvals."""
-    approve(run, bob)
+    run.approve(bob)
     assert verdict_of(run).allow
     approved = run.config
     for changes in (

@@ -19,9 +19,8 @@ from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, write_us
 
 
 @pytest.fixture
-def run(finished, tmp_path):
-    shutil.copytree(finished.root, tmp_path / "run")
-    return FinishedRun(tmp_path / "run")
+def run(copied):
+    return copied
 
 
 def _training_users(run):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
@@ -27,7 +26,7 @@ from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, sign_document, write_signed
-from fedemb.ledger import name_approvers, read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.registry import plan_from_json
 from fedemb.reports import charts, pages
@@ -117,17 +116,12 @@ def config(**changes) -> RunConfig:
     return base.updated(changes) if changes else base
 
 
-def model_file(tensors=TENSORS, names=None, seed=0, moved=None) -> bytes:
-    """A `keras_file` of random numbers.
-
-    `moved`: numbers are those of seed 1, as far away at random; None: those of `seed`.
-    """
-    random, first, found = np.random.default_rng(seed), np.random.default_rng(1), {}
+def model_file(tensors=TENSORS, names=None, seed=0) -> bytes:
+    """A `keras_file` of random numbers."""
+    random, found = np.random.default_rng(seed), {}
     for position, tensor in enumerate(tensors):
         name = names[position] if names else f"layers/conv2d_{position}/vars/0"
         found[name] = random.normal(size=tensor["shape"])
-        if moved is not None:
-            found[name] = first.normal(size=tensor["shape"]) + moved * found[name]
     return keras_file(found)
 
 
@@ -440,7 +434,7 @@ class HonestRun:
     def do_account(self):
         return account_privacy.run(self.context())
 
-    def waive(self, code, reason="agreed", model_sha=None, signer=None):
+    def waive(self, code, reason="agreed", model_sha=None):
         """Signs a waiver of the policy owner for the model of this run, or for another."""
         return self.ledger().decide(
             read_reservation(self.reservation),
@@ -449,21 +443,19 @@ class HonestRun:
             or json.loads((self.model / "model.json").read_text())["weights_sha"],
             report_sha=None,
             reason=reason,
-            signer=signer or Signer.load_or_create(self.keys, "policy"),
+            signer=Signer.load_or_create(self.keys, "policy"),
         )
 
-    def approve(self):
-        """Names an approver, who signs."""
-        ada = Signer.of_approver(Ed25519PrivateKey.generate())
-        name_approvers(self.ledger(), {"ada": ada.public_key}, "the board", self.keys)
+    def approve(self, signer):
+        """Signs an approval of the report."""
         report = read(self.report, PrivacyReport)
-        self.ledger().decide(
+        return self.ledger().decide(
             read_reservation(self.reservation),
             code="not_approved",
             model_sha=report.body.model_sha,
             report_sha=report.sha,
             reason="",
-            signer=ada,
+            signer=signer,
         )
 
     def do_gate(self):

@@ -296,15 +296,6 @@ def prepare(
     return ready
 
 
-def finished_classifier(untrained: Path, root: Path, run_config: RunConfig | None = None) -> Path:
-    """A copy of a prepared classifier's run, trained, with people to evaluate it on."""
-    settings = run_config or classifier_config()
-    run = ReadyRun(root, settings)
-    shutil.copytree(untrained, root)
-    run.train()
-    return root
-
-
 def round_times(ready: ReadyRun) -> list[float]:
     """When each round came on record, in order."""
     records = (ready.private / "train").glob("attempt-*/rounds/*.record")
