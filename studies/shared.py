@@ -15,7 +15,7 @@ from fedemb.privacy.section import PublicNumbers, Unit
 
 Plan = TypeVar("Plan", bound=MechanismPlan)
 _STANDALONE = (
-    "<style>svg{color:#1c2430}@media(prefers-color-scheme:dark)"
+    "<style>svg{color:#1c2430}text{fill:currentColor}@media(prefers-color-scheme:dark)"
     "{svg{color:#e8e6e1;--soft:#a7adb8;--line:#3a404b;--series-1:#72c2dc;--series-2:#f0a266;"
     "--series-3:#b9a6f2}}</style>"
 )

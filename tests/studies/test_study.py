@@ -266,7 +266,7 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
     assert (study.cache / "study.md").read_text().startswith("| net |")
     assert tried.tries[0].label in (study.cache / "study.md").read_text()
     drawing = ET.fromstring((study.cache / "study.svg").read_bytes())
-    assert "prefers-color-scheme" in drawing[0].text
+    assert "text{fill:currentColor}@media(prefers-color-scheme:dark)" in drawing[0].text
 
 
 # ---- Figure of the study of photos ----
