@@ -15,6 +15,7 @@ QUICK = {
     "exchanged private folders",
     "changed packages",
     "changed bundles",
+    "hostile configurations",
 }
 """Kinds of which many are tried."""
 

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from fedemb.data.client_data import FolderCommitment, verified_copy
+from fedemb.documents.fields import Tensor
 from fedemb.documents.model import stored_tensors, tensor_problem
 from fedemb.foundation.canonical_json import file_digest, tree_digest
 from fedemb.keys import commit_to_people
@@ -197,7 +198,7 @@ def _private(world: World, draw: random.Random) -> Attack:
 
 def _backbone(world: World, draw: random.Random) -> Attack:
     way = draw.choice(
-        ["nan", "infinite", "damaged", "member", "bomb", "foreign tensor", "no config"]
+        ["nan", "infinite", "damaged", "member", "bomb", "foreign tensor", "no config", "packed"]
     )
     place, seed = draw.randrange(4), draw.randrange(2**32)
     value = {"nan": np.nan, "infinite": draw.choice([np.inf, -np.inf])}.get(way, 0.5)
@@ -213,7 +214,8 @@ def _backbone(world: World, draw: random.Random) -> Attack:
             file["layers/dense/vars/0"] = values
             if way == "foreign tensor":
                 file[tensor] = values
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        packing = zipfile.ZIP_DEFLATED if way == "packed" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", packing) as archive:
             if way != "no config":
                 archive.writestr("config.json", "[" * 99_999 if way == "bomb" else "{}")
             archive.writestr("metadata.json", "{}")
@@ -226,8 +228,8 @@ def _backbone(world: World, draw: random.Random) -> Attack:
 
         def take() -> str:
             sha = file_digest(path)
-            tensors = stored_tensors(path, sha)
-            return tensor_problem(tensors, tensors) or ""
+            expected = Tensor.model_validate({"name": "layers/dense/vars/0", "shape": [2, 2]})
+            return tensor_problem(stored_tensors(path, sha), [expected]) or ""
 
         problem: list[str] = []
         found = attempted(lambda: problem.append(take()))
