@@ -19,7 +19,7 @@ def study(
 ) -> None:
     """Choose recipes on validation users, then compare methods on unused test users."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from fedemb.models.keras_backend import available_cores
+    from fedemb.foundation.cores import available_cores
     from studies.utility.grid import OMNIGLOT, base_config
     from studies.utility.report import write_report
     from studies.utility.run import Study, run_study

@@ -29,6 +29,7 @@ from fedemb.evaluation.pairs import (
     positive_blocks,
     weighted_mean,
 )
+from fedemb.foundation.cores import on_all_cores
 
 EXACT_PAIRS = 300_000
 """Maximum number of pairs for exact draws; above it, draws are first order in the weights."""
@@ -306,9 +307,8 @@ def rates_at(
     touching, above = np.zeros(units), np.zeros(units)
     for rows, columns, tile in negative_tiles(data):
         for span, axis in ((rows, 1), (columns, 0)):
-            height = span.stop - span.start
-            real = (tile >= -1.5).sum(axis)[:height]
-            accepted = (np.where(tile >= -1.5, grid_keys(tile), -GRID - 1) > key).sum(axis)[:height]
+            real = (tile >= -1.5).sum(axis)
+            accepted = (np.where(tile >= -1.5, grid_keys(tile), -GRID - 1) > key).sum(axis)
             touching += np.bincount(data.units[span], real, minlength=units)
             above += np.bincount(data.units[span], accepted, minlength=units)
     false_accepts = None
@@ -381,14 +381,14 @@ def retrieve(
       samples: number of bootstrap draws.
       seed: seed of the draws.
       max_queries: maximum number of queries.
-      block: number of queries at once; None: as many as keep their scores within 64 MB, at most
-        512.
+      block: number of queries of a core at once; None: as many as keep their scores within 32 MB,
+        at most 512.
 
     Raises:
       InputError: no query has a match.
     """
     count = len(data.labels)
-    block = block or max(1, min(512, 2**24 // count))
+    block = block or max(1, min(512, 2**23 // count))
     asked = np.unique(np.linspace(0, count - 1, min(count, max_queries)).astype(np.int64))
     first, precision = _ranked(data, asked, block)
     units = data.units[asked]
@@ -412,19 +412,22 @@ def _ranked(data: Labelled, asked: np.ndarray, block: int) -> tuple[np.ndarray, 
     """Returns the rank of the first match and the average precision of each query."""
     stops = np.cumsum(data.label_sizes)
     starts = stops - data.label_sizes
-    first = np.full(len(asked), len(data.labels), np.int64)
-    precision = np.zeros(len(asked))
-    for begin in range(0, len(asked), block):
-        rows = asked[begin : begin + block]
+
+    def ranked(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first, precision = np.full(len(rows), len(data.labels), np.int64), np.zeros(len(rows))
         scores = data.queries[rows] @ data.gallery.T
         scores[np.arange(len(rows)), rows] = -2  # the query itself
-        for i, label in enumerate(data.labels[rows], start=begin):
+        for i, label in enumerate(data.labels[rows]):
             span = slice(starts[label], stops[label])
-            match = np.sort(scores[i - begin, span])[:0:-1]
+            match = np.sort(scores[i, span])[:0:-1]
             if match.size:
-                others = scores[i - begin]
+                others = scores[i]
                 others[span] = -2
                 ranks = _not_below(others, match) + np.arange(1, match.size + 1)
                 first[i] = ranks[0]
                 precision[i] = (np.arange(1, match.size + 1) / ranks).mean()
-    return first, precision
+        return first, precision
+
+    blocks = np.split(asked, range(block, len(asked), block))
+    first, precision = zip(*on_all_cores(ranked, blocks), strict=True)
+    return np.concatenate(first), np.concatenate(precision)

@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Float32, Int, Num
 from scipy import special
 
 from fedemb.errors import InputError
+from fedemb.foundation.cores import on_all_cores
 
 
 @dataclass(frozen=True)
@@ -244,31 +245,34 @@ def grid_keys(scores: Float[np.ndarray, "*tile"]) -> Int[np.ndarray, "*tile"]:
     return np.clip(np.rint(scores * np.float32(GRID)), -GRID, GRID).astype(np.int32)
 
 
-def negative_tiles(data: Labelled) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Yields (rows, columns, scores [size, size]) over all negative pairs; others score below -1.
+Place = tuple[slice, slice]
+"""Rows and columns of a tile."""
 
-    Every tile has the same power-of-two shape; the buffer is reused.
-    """
+
+def _places(data: Labelled) -> Iterator[Place]:
+    """Yields rows and columns of the tiles that cover all pairs."""
     count = len(data.labels)
-    size = min(MAX_TILE, 1 << max(count - 1, 1).bit_length())
-    buffer = np.empty((size, size), np.float32)
-    below = np.tril_indices(size)
-    for i in range(0, count, size):
-        rows = slice(i, min(i + size, count))
-        for j in range(i if data.symmetric else 0, count, size):
-            columns = slice(j, min(j + size, count))
-            height, width = rows.stop - i, columns.stop - j
-            if height == width == size:
-                np.matmul(data.queries[rows], data.gallery[columns].T, out=buffer)
-            else:
-                buffer[:] = _NO_PAIR
-                buffer[:height, :width] = data.queries[rows] @ data.gallery[columns].T
-            left, right = data.labels[rows], data.labels[columns]
-            if right[0] <= left[-1] and left[0] <= right[-1]:
-                buffer[:height, :width][left[:, None] == right] = _NO_PAIR
-            if data.symmetric and i == j:
-                buffer[below] = _NO_PAIR
-            yield rows, columns, buffer
+    for i in range(0, count, MAX_TILE):
+        for j in range(i if data.symmetric else 0, count, MAX_TILE):
+            yield slice(i, min(i + MAX_TILE, count)), slice(j, min(j + MAX_TILE, count))
+
+
+def _negatives(data: Labelled, place: Place) -> np.ndarray:
+    """Returns the scores of a tile, [rows, columns]; other than negative pairs score below -1."""
+    rows, columns = place
+    scores = data.queries[rows] @ data.gallery[columns].T
+    left, right = data.labels[rows], data.labels[columns]
+    if right[0] <= left[-1] and left[0] <= right[-1]:
+        scores[left[:, None] == right] = _NO_PAIR
+    if data.symmetric and rows == columns:
+        scores[np.tril_indices(len(scores))] = _NO_PAIR
+    return scores
+
+
+def negative_tiles(data: Labelled) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Yields (rows, columns, scores [rows, columns]) over all negative pairs, by `_negatives`."""
+    for rows, columns in _places(data):
+        yield rows, columns, _negatives(data, (rows, columns))
 
 
 def positive_blocks(data: Labelled) -> Iterator[tuple[int, np.ndarray]]:
@@ -314,23 +318,29 @@ def _first_pass(
 
     Also returns the grid values above the cut, or None if there are more than `_MOST_KEPT`.
     """
-    kept: list[np.ndarray] = []
-    total = 0
     bins = ((GRID - cut) >> shift) + 1
-    touching = np.zeros((data.units[-1] + 1, bins), np.int64)
-    for rows, columns, tile in negative_tiles(data):
+
+    def counted(place: Place) -> tuple[np.ndarray, list[tuple[slice, np.ndarray]]]:
+        tile = _negatives(data, place)
         positions, keys = _candidates(tile, cut)
-        total += len(keys)
-        if total <= _MOST_KEPT:
-            kept.append(keys)
-        bit = len(tile).bit_length() - 1
-        bin_of = (keys - cut) >> shift
-        for span, index in ((rows, positions >> bit), (columns, positions & (len(tile) - 1))):
+        bin_of, found = (keys - cut) >> shift, []
+        for span, index in zip(place, np.divmod(positions, tile.shape[1]), strict=True):
             units = data.units[span]
             low, high = units[0], units[-1] + 1
             flat = (units - low)[index] * bins + bin_of
             counts = np.bincount(flat, minlength=(high - low) * bins)
-            touching[low:high] += counts.reshape(high - low, bins)
+            found.append((slice(low, high), counts.reshape(high - low, bins)))
+        return keys, found
+
+    kept: list[np.ndarray] = []
+    total = 0
+    touching = np.zeros((data.units[-1] + 1, bins), np.int64)
+    for keys, found in on_all_cores(counted, _places(data)):
+        total += len(keys)
+        if total <= _MOST_KEPT:
+            kept.append(keys)
+        for units, counts in found:
+            touching[units] += counts
     return touching, kept if total <= _MOST_KEPT else None
 
 

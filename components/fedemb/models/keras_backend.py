@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, 
 from jaxtyping import Float32, Num
 
 from fedemb.errors import ConfigError
+from fedemb.foundation.cores import available_cores
 from fedemb.foundation.environment import ACCELERATOR, light_import, require_backend
 
 _LOG = logging.getLogger(__name__)
@@ -248,11 +249,6 @@ def input_of(model: Model, examples: Tensor) -> Tensor:
 
 
 # Threads and devices, configured once per process before TensorFlow starts.
-
-
-def available_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def configure_threads(parallel_clients: int = 0) -> int:

@@ -18,8 +18,9 @@ from jaxtyping import Float32, UInt8
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.cores import available_cores
 from fedemb.foundation.files import AppendedFile
-from fedemb.models.keras_backend import Model, available_cores, traced
+from fedemb.models.keras_backend import Model, traced
 from fedemb.privacy.feature_sums import whole_features
 from fedemb.privacy.sampling import VirtualClient
 from fedemb.training.rounds import ClientExamples, UnitFeatures

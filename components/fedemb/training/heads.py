@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.errors import ConfigError
+from fedemb.foundation.cores import on_all_cores
 from fedemb.models.backbones import HEAD
 from fedemb.models.keras_backend import Model
 from fedemb.privacy.feature_sums import (
@@ -112,13 +113,17 @@ class HeadGradientFunction(TrainingRound):
         head = whole_weights(weights.reshape(self._rows, self._classes))
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
-        for slab in slabs:
+
+        def sum_of(slab: Slab) -> tuple[np.ndarray, np.ndarray]:
             images, shares, measures = cast("_Packed", slab)
-            sum_of = self._certainty if measures else self._sum
-            summed, norms, losses = sum_of(head, images, shares)
-            total += summed
+            act = self._certainty if measures else self._sum
+            summed, norms, losses = act(head, images, shares)
             counts = np.count_nonzero(shares, axis=1)
-            rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
+            return summed, np.stack([norms, losses, losses, counts], axis=1).astype(np.float32)
+
+        for summed, units in on_all_cores(sum_of, slabs):
+            total += summed
+            rows.append(units)
         return RoundSums(total, np.concatenate(rows))
 
     @override

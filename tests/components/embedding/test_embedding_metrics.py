@@ -9,6 +9,7 @@ from fedemb.errors import Diverged, InputError
 from fedemb.evaluation import metrics, pairs
 from fedemb.evaluation.metrics import arrange, rates_at, retrieve, verify
 from fedemb.evaluation.pairs import Estimate, draw_weights, weighted_mean
+from fedemb.foundation.cores import available_cores, on_all_cores
 
 FARS = (0.02, 0.2, 0.5)
 
@@ -269,3 +270,10 @@ def test_bad_input_is_one_sentence(labels, more, words):
 def test_diverged_model_is_reported(value):
     with pytest.raises(Diverged, match="its budget is spent, lower the learning rates"):
         arrange(np.full((4, 2), value), np.array([0, 0, 1, 1]))
+
+
+def test_work_on_all_cores_takes_few_items_ahead():
+    taken = []
+    results = on_all_cores(abs, (taken.append(n) or n for n in range(1000)))
+    assert next(results) == 0
+    assert len(taken) <= 2 * available_cores() + 1
