@@ -1,5 +1,8 @@
 """Numeric work on all cores."""
 
+# threadpoolctl ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def available_cores() -> int:
