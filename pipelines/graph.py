@@ -38,7 +38,7 @@ class Pipeline:
     """On a cluster it runs last, however the others ended; see `Step.at_exit`."""
 
     @cache  # noqa: B019 - there is one pipeline
-    def givers(self) -> dict[str, dict[str, str]]:
+    def producers(self) -> dict[str, dict[str, str]]:
         """Step -> input, or text of an earlier step -> the step whose output it is."""
         links: dict[str, dict[str, str]] = {}
 
@@ -52,7 +52,7 @@ class Pipeline:
     @property
     def steps(self) -> tuple[str, ...]:
         """Names of the steps in the order in which they run."""
-        return tuple(self.givers())
+        return tuple(self.producers())
 
     def declared(self) -> tuple[Step, ...]:
         """The declarations of its steps."""
@@ -61,7 +61,7 @@ class Pipeline:
     def ancestors(self) -> dict[str, set[str]]:
         """Step -> all steps that what it takes rests on."""
         found: dict[str, set[str]] = {}
-        for step, links in self.givers().items():
+        for step, links in self.producers().items():
             direct = set(links.values())
             found[step] = direct.union(*(found[near] for near in direct))
         return found
@@ -70,7 +70,7 @@ class Pipeline:
         """The arrows: step -> steps right before it, without those that follow from others."""
         ancestors = self.ancestors()
         arrows: dict[str, tuple[str, ...]] = {}
-        for step, links in self.givers().items():
+        for step, links in self.producers().items():
             direct = set(links.values())
             far = {name for near in direct for name in ancestors[near]}
             arrows[step] = tuple(name for name in self.steps if name in direct - far)

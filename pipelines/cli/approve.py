@@ -226,9 +226,9 @@ def _approvals(opened: Ledger, report: Written[PrivacyReport]) -> int:
 def _shown(candidate: Candidate) -> Iterator[str]:
     """Yields what a person reads before signing: guarantee, terms, figures and waivers."""
     from fedemb.reports.headline import Figures
-    from fedemb.reports.measured_words import floors_sentence
-    from fedemb.reports.privacy_words import all_runs, guarantee_sentence
+    from fedemb.reports.privacy_text import all_runs, guarantee_sentence
     from fedemb.reports.report import signer_name
+    from fedemb.reports.utility_text import floors_sentence
 
     body, utility = candidate.report.body, candidate.utility
     yield f"run {body.run_id}, report {candidate.report.sha[:12]}, made at {body.time}"

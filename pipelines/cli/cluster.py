@@ -136,7 +136,7 @@ def submit(
     from fedemb.pipelines.cluster.package import check_package, checked_digest, run_arguments
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.release.plan import document
-    from fedemb.reports.privacy_words import guarantee_sentence
+    from fedemb.reports.privacy_text import guarantee_sentence
 
     kubeflow = None if dry_run else connect(cluster)
     loaded = load_config(config, set_ or [])

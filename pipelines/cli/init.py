@@ -27,7 +27,13 @@ def init(*, options: InitOptions) -> None:
     Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
     """
     from fedemb.pipelines.cli.init_photos import describe, survey
-    from fedemb.pipelines.cli.init_settings import Goal, as_text, backbone_of, finished, outlook
+    from fedemb.pipelines.cli.init_settings import (
+        Goal,
+        as_text,
+        backbone_of,
+        finished,
+        forecast_text,
+    )
     from fedemb.pipelines.run.load_config import load_config
 
     output, classify = options.output, options.classify()
@@ -41,7 +47,7 @@ def init(*, options: InitOptions) -> None:
     goal = Goal(photos=photos, start=start, users_lower_bound=bound, epsilon=options.epsilon)
     settings = finished(*(_classifier if classify else _embedding)(goal, options))
     write_bytes(output, as_text(settings, output).encode())
-    say("", f"wrote {output}", *outlook(load_config(output)))
+    say("", f"wrote {output}", *forecast_text(load_config(output)))
     _next_steps(output, bound, photos)
 
 

@@ -16,17 +16,17 @@ from fedemb.partition.check import (
     BAD,
     LEFT_OUT,
     Census,
+    decimal_id_warning,
     examples,
-    folded_ids,
     inexact_ids,
-    looked_for,
+    missing_image_hint,
     spellings,
     take_census,
 )
 from fedemb.pipelines.cli.init_options import InitOptions
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
-from fedemb.privacy.section import UNITS, UnitWords, count_of
+from fedemb.privacy.section import UNITS, UnitText, count_of
 from fedemb.privacy.unit_mechanisms import PoissonGaussian
 
 _SIZES = (28, 32, 48, 64)
@@ -59,7 +59,7 @@ class Photos:
     class_folders: list[str]
 
     @property
-    def unit(self) -> UnitWords:
+    def unit(self) -> UnitText:
         """The unit of privacy."""
         return UNITS["image" if self.of_images else "user"]
 
@@ -168,7 +168,7 @@ def survey(options: InitOptions, *, classify: bool, progress: Callable[[int], No
             f"No photo in {source.uri} is usable ({why}). Repair the photos, or pass the names of "
             "the columns by --column.",
             *examples(census),
-            *looked_for(census.missing, source),
+            *missing_image_hint(census.missing, source),
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
     labelled, folders = _source_of_classes(source) if classify else (source, [])
@@ -250,7 +250,7 @@ def describe(photos: Photos) -> None:
                 "each folder is one user. For folders of classes pass --task classification "
                 "--classes a,b,c. For folders of splits pass a table of photos and owners."
             )
-    for line in (*folded_ids(census), *examples(census), *spellings(census)):
+    for line in (*decimal_id_warning(census), *examples(census), *spellings(census)):
         say(f"  {line}")
     for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:

@@ -25,7 +25,7 @@ from fedemb.pipelines.cli.planned import PROTECTS_UP_TO, calibrated
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.reports.privacy_words import participants
+from fedemb.reports.privacy_text import participants
 from fedemb.training.noise_warnings import forecast, noise_on_mean, training_noise, warnings
 
 Section = dict[str, object]
@@ -382,7 +382,7 @@ def customary_delta(bound: int) -> float:
     return float(f"{math.floor(delta / power) * power:.0e}")
 
 
-def outlook(config: RunConfig) -> list[str]:
+def forecast_text(config: RunConfig) -> list[str]:
     """Returns lines about the noise of a configuration, and warnings."""
     plan, found = plan_mechanism(config), warnings(config)
     noise = f"{participants(plan)}; noise on the mean: {noise_on_mean(plan):.2g} clipping norms"

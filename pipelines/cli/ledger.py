@@ -277,11 +277,11 @@ def init(
     """
     from fedemb.keys import open_key_store
     from fedemb.ledger import (
-        begin_policy,
         ensure_trust,
+        init_policy,
         open_ledger,
         policies,
-        refuse_lost,
+        refuse_emptied,
         series_of,
         terms_of,
     )
@@ -297,7 +297,7 @@ def init(
     trust = ensure_trust(open_store(ledger), key_store)
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
     terms = terms_of(settings, series)
-    refuse_lost(opened, key_store)
+    refuse_emptied(opened, key_store)
     if settings.purpose == "release" and (planned := planned_series(settings)):
         runs, epsilon = planned
         if not epsilon <= terms.epsilon_cap:
@@ -306,7 +306,7 @@ def init(
                 f"policy.epsilon_cap {terms.epsilon_cap:g}, which is fixed for the policy's life; "
                 "raise noise_multiplier, lower rounds or policy.planned_runs"
             )
-    begin_policy(opened, terms, key_store, settings.storage.rollback_anchor)
+    init_policy(opened, terms, key_store, settings.storage.rollback_anchor)
     if trust_output is not None:
         trust.save(trust_output)
     say(

@@ -14,7 +14,7 @@ from fedemb.privacy.planning import with_target_epsilon
 from fedemb.privacy.prices import finite
 from fedemb.privacy.registry import plan_from_json, plan_mechanism
 from fedemb.release.plan import document
-from fedemb.reports.privacy_words import BACKENDS, participants
+from fedemb.reports.privacy_text import BACKENDS, participants
 from fedemb.training.noise_warnings import forecast, warnings
 
 

@@ -119,11 +119,11 @@ def _resumed(
 ) -> tuple[RunDirectory | None, RunConfig | None]:
     """Returns the directory of a run, None after a dry run, and its changed configuration."""
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.local import changed_config, steps_taken_over
+    from fedemb.pipelines.run.local import changed_config, reused_steps
 
     directory = RunDirectory.open(named, runs)
     changed = changed_config(directory, overrides) if overrides else None
-    reused = steps_taken_over(directory, start)  # refuses before anything changes
+    reused = reused_steps(directory, start)  # refuses before anything changes
     if not dry_run:
         return directory, changed
     charged = "reserve_budget" in directory.read_state().seconds

@@ -23,7 +23,7 @@ from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data, with_policy
-from fedemb.pipelines.run.local import View, closing_lines, run_pipeline, steps_taken_over
+from fedemb.pipelines.run.local import View, closing_lines, reused_steps, run_pipeline
 from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.storage import open_store
@@ -263,7 +263,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
         say("Run already completed; no step is run again.")
     else:
         _require_packages(run.config())
-        state = run_pipeline(run, View(say), steps_taken_over(run, start))
+        state = run_pipeline(run, View(say), reused_steps(run, start))
         state.closing_lines = closing_lines(run, state)
         run.write_state(state)
         collect_reports(run)

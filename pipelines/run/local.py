@@ -49,13 +49,13 @@ from fedemb.pipelines.run.directory import (
 from fedemb.pipelines.run.load_config import overridden
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.section import UNITS
-from fedemb.reports.measured_words import utility_sentence
-from fedemb.reports.privacy_words import guarantee_lines
+from fedemb.reports.privacy_text import guarantee_lines
+from fedemb.reports.utility_text import utility_sentence
 from fedemb.storage import join
 from fedemb.training.noise_warnings import forecast
 
 
-def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
+def reused_steps(run: RunDirectory, start: str | None) -> tuple[str, ...]:
     """The steps that do not run again.
 
     Args:
@@ -88,7 +88,7 @@ def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
     return before
 
 
-def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[str, str]]:
+def reused_paths(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[str, str]]:
     """Step -> output -> path of the reused steps, and the configuration as it is now.
 
     Raises:
@@ -148,7 +148,7 @@ def changed_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
 ROUND = re.compile(r"INFO fedemb\.training[\w.]*: round (\d+)/(\d+)")
-BEAT = 60.0
+HEARTBEAT = 60.0
 """Seconds between lines about a step that reports no rounds."""
 RECENT = 16
 """Number of rounds used to estimate the remaining time; the first rounds compile."""
@@ -166,7 +166,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
     (the trainer finishes its round); a second Ctrl-C ends it at once. Either way the run can be
     resumed.
     """
-    finished, pace = run.read_state().seconds, Pace()
+    finished, pace = run.read_state().seconds, TimeLeft()
     state = RunState(exit_code=1, seconds={name: finished[name] for name in taken_over})
     run.write_state(state)
     for step in taken_over:
@@ -209,7 +209,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
 
 
 def _follow(
-    line: str, state: RunState, view: View, stop: _StopOnInterrupt, pace: Pace
+    line: str, state: RunState, view: View, stop: _StopOnInterrupt, pace: TimeLeft
 ) -> str | None:
     """Shows a line of the log; returns the kind of event it told, if any."""
     if found := EVENT.search(line):
@@ -245,9 +245,9 @@ def _beating(view: View, stop: _StopOnInterrupt) -> Generator[None]:
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(BEAT / 4):
+        while not ended.wait(HEARTBEAT / 4):
             now = time.monotonic()
-            if stop.pid is not None and now - max(stop.since, view.last_progress) >= BEAT:
+            if stop.pid is not None and now - max(stop.since, view.last_progress) >= HEARTBEAT:
                 view.show("progress", stop.step, f"running for {(now - stop.since) / 60:.0f} min")
 
     threading.Thread(target=beat, daemon=True).start()
@@ -257,7 +257,7 @@ def _beating(view: View, stop: _StopOnInterrupt) -> Generator[None]:
         ended.set()
 
 
-class Pace:
+class TimeLeft:
     """Estimates the remaining time of a training for its user; the training itself must not log it.
 
     The first rounds may also compute features, so they say less about the rest than recent ones.
@@ -451,7 +451,7 @@ def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
         enable_caching=True,
     )
     arguments = pipeline_arguments(config, **run.stores(), beam_options=run.beam_options())
-    paths = paths_taken_over(run, taken_over)
+    paths = reused_paths(run, taken_over)
     build_pipeline(PIPELINE, run.run_id, paths)(**arguments)
 
 

@@ -34,7 +34,7 @@ from fedemb.release.decide import applied_waivers
 from fedemb.reports import pages as drawn
 from fedemb.reports.headline import Documents, Failure, Headline, RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun
-from fedemb.reports.report import WAY_BACK, link, render
+from fedemb.reports.report import BACK_LINK, link, render
 from fedemb.runtime.step import leading_to
 from fedemb.storage import join
 
@@ -244,7 +244,7 @@ def collect_reports(run: RunDirectory) -> dict[str, Path]:
             target.unlink(missing_ok=True)
             continue
         made[name] = target
-        write_bytes(target, page.replace(WAY_BACK, _BACK).encode())
+        write_bytes(target, page.replace(BACK_LINK, _BACK).encode())
     return made
 
 

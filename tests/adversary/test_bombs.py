@@ -19,7 +19,7 @@ from tests.kit.verified import problems_of
 GIGABYTE = 1 << 30
 
 
-LOOK = """
+INSPECT_SCRIPT = """
 import os, re, resource, sys
 from pathlib import Path
 from fedemb.errors import FedEmbError
@@ -51,8 +51,8 @@ and the error. Runs in a new process, because a process inherits the peak memory
 """
 
 
-def _looked(*paths):
-    peak, seconds, read, said = python("-c", LOOK, *paths).split(maxsplit=3)
+def _inspect_in_process(*paths):
+    peak, seconds, read, said = python("-c", INSPECT_SCRIPT, *paths).split(maxsplit=3)
     return int(peak), float(seconds), int(read), said
 
 
@@ -96,17 +96,17 @@ BOMBS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_model_file_that_unfolds_is_refused_small_and_fast(tmp_path, bomb):
+def test_model_file_bomb_is_refused_within_memory_and_time_limits(tmp_path, bomb):
     path = tmp_path / "backbone.keras"
     BOMBS[bomb](path)
     assert path.stat().st_size < 8 << 20
-    peak, seconds, _, said = _looked(path)
+    peak, seconds, _, said = _inspect_in_process(path)
     assert "backbone.keras" in said
     assert peak < 2 * GIGABYTE
     assert seconds < 30
 
 
-def test_file_inspection_is_limited_in_memory(tmp_path, monkeypatch):
+def test_crashed_inspection_process_refuses_the_model_file(tmp_path, monkeypatch):
     """What no rule foresees ends with the process that looked."""
     from fedemb.documents import model
 
@@ -128,7 +128,7 @@ def test_file_inspection_is_limited_in_memory(tmp_path, monkeypatch):
         stored_tensors(path, "0" * 64)
 
 
-def test_unsigned_bundle_is_not_looked_into(bundle, monkeypatch):
+def test_bundle_signature_is_checked_before_its_model_is_parsed(bundle, monkeypatch):
     """Manifest and signature first: neither a model nor a document of it is parsed."""
     from fedemb.documents import evidence
 
@@ -160,7 +160,7 @@ LARGE = {
 @pytest.mark.long
 @pytest.mark.parametrize("claimed", [False, True], ids=["", "claimed"])
 @pytest.mark.parametrize("attack", LARGE)
-def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack, claimed):
+def test_oversized_bundle_file_is_refused_within_memory_and_time_limits(bundle, attack, claimed):
     """Claimed: the manifest names the size, and its signature does not fit any more."""
     (folder, trust), (name, size) = bundle, LARGE[attack]
     if size:
@@ -172,14 +172,14 @@ def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack, claime
         manifest["sizes"][name] = (folder / name).stat().st_size
         text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
         (folder / "manifest.json").write_text(text + "\n")
-    peak, seconds, read, said = _looked(folder, trust)
+    peak, seconds, read, said = _inspect_in_process(folder, trust)
     assert "taken" not in said
     assert peak < GIGABYTE // 2
     assert seconds < 10
     assert read < GIGABYTE // 8  # at most one line of the ledger
 
 
-def test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte(tmp_path):
+def test_limited_digest_stops_at_the_size_limit_and_refuses_devices(tmp_path):
     (tmp_path / "weights").write_bytes(bytes(1000))
     assert limited_digest(tmp_path / "weights", 1000) == file_digest(tmp_path / "weights")
     with pytest.raises(ArtifactError, match="expected 999 bytes"):
@@ -189,7 +189,7 @@ def test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte(tmp_p
 
 
 @pytest.mark.parametrize("name", ["utility_report.json", "manifest.json"])
-def test_text_without_end_in_a_bundle_is_not_read(bundle, name):
+def test_oversized_json_document_in_a_bundle_is_refused(bundle, name):
     folder, trust = bundle
     with (folder / name).open("wb") as file:
         file.truncate(LARGEST_JSON + 1)
@@ -198,7 +198,7 @@ def test_text_without_end_in_a_bundle_is_not_read(bundle, name):
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["device", "same bytes"])
-def test_link_and_device_in_a_bundle_are_not_followed(bundle, tmp_path, same):
+def test_symlink_in_a_bundle_is_refused(bundle, tmp_path, same):
     folder, trust = bundle
     card = folder / "README.md"
     (tmp_path / "outside").write_bytes(card.read_bytes())
@@ -213,6 +213,6 @@ def test_link_and_device_in_a_bundle_are_not_followed(bundle, tmp_path, same):
     ["[" * 100_000, '{"a":' * 50_000, "[" * 100 + "]" * 100, '{"a": 1, "a": 2}', "NaN"],
     ids=["lists", "objects", "too deep", "key twice", "no number"],
 )
-def test_invalid_json_is_an_error_with_one_sentence(text):
+def test_json_with_deep_nesting_duplicate_keys_or_nan_is_refused(text):
     with pytest.raises(ArtifactError, match="not JSON as we write it"):
         strict_json(text.encode(), "x")

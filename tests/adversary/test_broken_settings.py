@@ -103,7 +103,7 @@ def refusal(config, root) -> tuple[bool, FedEmbError | None]:
     charged = False
     try:
         plan_privacy.run(context)
-        pretrain_public.run(config.public_start(), context.artifacts.pretrained, context.keys)
+        pretrain_public.run(config.backbone_config(), context.artifacts.pretrained, context.keys)
         reserve_budget.run(context)
         charged = True
         for step in (partition_users, train_model, evaluate_model, audit_privacy):

@@ -67,7 +67,7 @@ def test_replaced_model_or_backbone_is_not_loaded(run, monkeypatch):
         path.write_bytes(honest)
 
 
-def test_utility_whose_gain_is_not_that_of_its_figures_is_not_read_whoever_signs_it(run):
+def test_signed_utility_report_with_inconsistent_gain_is_refused(run):
     """Somebody inside the evaluation: a difference is the difference of what was measured."""
     backbone = json.loads(run.utility.read_text())["public_backbone"]
     backbone["difference"]["0.001"] = {"value": 0.4, "low": 0.3, "high": 0.5}
@@ -113,7 +113,7 @@ OTHER = ({"release.version": "2"}, {"release.name": "faces"}, {"release.version"
 
 
 @pytest.mark.parametrize("changes", OTHER)
-def test_allowed_model_is_not_released_under_another_name(run, changes):
+def test_verdict_does_not_allow_another_release_name_or_version(run, changes):
     run.config = run.config.updated(changes)
     with pytest.raises(GateDenied, match="the verdict does not allow the release"):
         run.do_release()

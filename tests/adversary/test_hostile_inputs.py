@@ -54,7 +54,7 @@ NOT_YAML = {
 
 
 @pytest.mark.parametrize("name", NOT_YAML)
-def test_yaml_with_duplicate_keys_or_recursion_is_refused(tmp_path, name):
+def test_hostile_yaml_is_refused_with_a_one_line_error(tmp_path, name):
     path = tmp_path / "run.yaml"
     path.write_text(NOT_YAML[name])
     with pytest.raises(ConfigError) as refused:
@@ -79,7 +79,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("name", ["config.yaml", "state.json", "beam_options.json"])
-def test_run_directory_that_was_broken_is_one_sentence(tmp_path, name, broken):
+def test_corrupt_file_in_a_run_directory_is_a_one_line_error(tmp_path, name, broken):
     run = RunDirectory.create(tmp_path, "run", honest_run.config())
     (run.root / name).write_bytes(BROKEN[broken])
     acts = {
@@ -195,7 +195,7 @@ def test_unsigned_report_is_not_shown(shown, allowed, other, shows):
     ],
     ids=["parquet", "tfrecord", "csv without its columns", "csv without a header"],
 )
-def test_error_names_no_file_that_may_be_named_after_a_user(tmp_path, source):
+def test_read_errors_omit_file_names_that_may_identify_users(tmp_path, source):
     """Errors of a step are kept in the public root."""
     kind = source["format"]
     for user in ("ada", "bob"):
@@ -292,7 +292,7 @@ ODD_FILES = {
 
 
 @pytest.mark.parametrize("odd", ODD_FILES)
-def test_files_that_are_not_images_are_skipped(album, odd):
+def test_symlinks_and_special_files_in_an_image_folder_are_not_read(album, odd):
     ODD_FILES[odd](album)
     found = _read_all(album)
     assert {key: data for key, data in found.items() if data is not None} == HONEST
@@ -302,7 +302,7 @@ def test_files_that_are_not_images_are_skipped(album, odd):
 # ---- file systems --------------------------------------------------------------------------------
 
 
-def test_folders_of_a_ledger_are_closed_to_others_whatever_the_umask(tmp_path):
+def test_store_files_are_not_writable_by_others_at_any_umask(tmp_path):
     before = os.umask(0)
     try:
         honest_run.start(tmp_path / "run").do_plan()
@@ -321,7 +321,7 @@ def test_folders_of_a_ledger_are_closed_to_others_whatever_the_umask(tmp_path):
 # ---- what goes out -------------------------------------------------------------------------------
 
 
-def test_bundle_names_no_store_and_no_account(allowed, tmp_path):
+def test_bundle_contains_neither_store_addresses_nor_user_accounts(allowed, tmp_path):
     import getpass
 
     run = honest_run.copy_of(allowed, tmp_path / "run")
@@ -338,7 +338,7 @@ def test_bundle_names_no_store_and_no_account(allowed, tmp_path):
     assert actors == {"unnamed"} != {getpass.getuser()}
 
 
-def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(shown, allowed):
+def test_pages_are_rendered_from_signed_reports_not_copied_from_public_root(shown, allowed):
     """A person who may write there can add any page, report or plan."""
     for name, path in (
         ("audit_report", allowed.audit),

@@ -50,7 +50,7 @@ def _refused(error):
     assert len(str(error.value)) < 900
 
 
-def test_parquet_with_one_changed_byte_is_read_or_refused(honest, tmp_path):
+def test_keras_file_with_a_flipped_bit_is_read_or_refused(honest, tmp_path):
     path = _written(tmp_path / "x.keras", honest)
     whole, random = path.read_bytes(), np.random.default_rng(3)
     ends = [*range(60), *range(len(whole) - 250, len(whole))]
@@ -68,7 +68,7 @@ def test_parquet_with_one_changed_byte_is_read_or_refused(honest, tmp_path):
     assert not any("\n" in text for text in said)
 
 
-def test_file_that_unfolds_is_refused_before_it_does(honest, tmp_path):
+def test_zip_bomb_is_refused_before_decompression(honest, tmp_path):
     bomb = {**honest, "config.json": b" " * (1 << 28)}
     path = _written(tmp_path / "x.keras", bomb, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 20
@@ -78,7 +78,7 @@ def test_file_that_unfolds_is_refused_before_it_does(honest, tmp_path):
 
 @pytest.mark.parametrize("hidden", ["Dropout", "BatchNormalization", "Lambda", "GRU"])
 @pytest.mark.parametrize("setting", ["activation", "kernel_initializer", "made_up"])
-def test_layer_that_is_another_ones_setting_is_found(honest, tmp_path, hidden, setting):
+def test_disallowed_layer_inside_a_layer_setting_is_refused(honest, tmp_path, hidden, setting):
     described = json.loads(honest["config.json"])
     (layer,) = (x for x in described["config"]["layers"] if x["class_name"] == "Conv2D")
     layer["config"][setting] = {
@@ -111,7 +111,7 @@ MIXING = {
 
 
 @pytest.mark.parametrize("layer", MIXING)
-def test_layer_along_the_images_of_a_batch_is_refused(tmp_path, layer):
+def test_layer_that_mixes_the_images_of_a_batch_is_refused(tmp_path, layer):
     """Its name is allowed, and what it computes of one user's image depends on another's."""
     _net(MIXING[layer]).save(tmp_path / "x.keras")
     with pytest.raises(ConfigError, match="mixes the images of different users") as refused:
@@ -134,7 +134,7 @@ def _virtual(file, name, folder):
 
 
 @pytest.mark.parametrize("reach", [_outside, _link, _virtual])
-def test_weights_that_lie_in_another_file_are_not_read(honest, tmp_path, reach):
+def test_weights_stored_in_external_files_are_not_read(honest, tmp_path, reach):
     """A bias of four numbers from a private photo would be published with the public backbone."""
     (tmp_path / "photo").write_bytes(np.full(4, 42, np.float32).tobytes())
     with h5py.File(tmp_path / "other.h5", "w") as file:

@@ -234,7 +234,7 @@ def test_trust_file_with_an_unknown_key_is_refused(team, tmp_path, changed):
             ACTS[act](team)
 
 
-def test_verify_says_whether_it_asked(team):
+def test_ledger_verify_states_whether_markers_were_checked(team):
     words = ("ledger", "verify", "--ledger", str(team.policy / "ledger"))
     assert "not checked" in fedemb(*words)
     assert "5 records of its charges" in fedemb(*words, "--keys", str(team.policy / "keys"))
@@ -258,7 +258,7 @@ def _killed(*_):
     raise KeyboardInterrupt
 
 
-def test_rotation_cannot_be_taken_back(team):
+def test_ledger_restored_from_before_a_key_rotation_is_refused(team):
     keys_uri, ledger_uri = str(team.policy / "keys"), str(team.policy / "ledger")
     team.backup("before")
     keys = connect(ledger_uri, keys_uri, "weekly") and honest_run.open_key_store(keys_uri)

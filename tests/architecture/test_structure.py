@@ -13,7 +13,7 @@ LONGEST = 60
 MOST_PARAMETERS = 8
 ANY_AT_SEAMS = {"foundation": 2, "pipelines": 25, "privacy": 1, "reports": 13, "steps": 3}
 """Subpackage -> maximum number of `Any` at its seams; a subpackage that is not listed has none."""
-FACES = {"__main__", "errors", "fedemb"}
+TOP_LEVEL_MODULES = {"__main__", "errors", "fedemb"}
 """Modules directly below `fedemb`."""
 
 
@@ -40,11 +40,11 @@ def test_imports_inside_functions_and_for_types_are_found(tmp_path):
     assert sorted(Module("fedemb.one", source).imports(others)) == sorted(names)
 
 
-def test_folders_and_subpackages_are_few_enough_to_know(product):
+def test_file_and_subpackage_counts_are_within_limits(product):
     folders = Counter(module.path.resolve().parent for module in product.values())
     crowded = {folder: count for folder, count in folders.items() if count > MOST_FILES}
     assert not crowded
-    subpackages = {module.subpackage for module in product.values()} - FACES
+    subpackages = {module.subpackage for module in product.values()} - TOP_LEVEL_MODULES
     assert len(subpackages) <= MOST_SUBPACKAGES, sorted(subpackages)
 
 
@@ -60,7 +60,7 @@ def test_functions_are_short_and_take_few_parameters(product):
     assert not wide
 
 
-def test_seams_between_subpackages_state_their_types(product):
+def test_any_in_public_signatures_stays_within_its_limit(product):
     found = Counter()
     for module in product.values():
         found[module.subpackage] += module.any_at_seams()
@@ -79,6 +79,6 @@ def test_any_is_found_in_signatures_attributes_and_names(tmp_path):
     assert Module("fedemb.one", source).any_at_seams() == 5
 
 
-def test_package_has_no_top_level_modules(product):
+def test_only_errors_and_main_are_top_level_modules(product):
     loose = {name for name, module in product.items() if module.path.parent.name == "fedemb"}
     assert {Path(product[name].path).stem for name in loose} <= {"__init__", "__main__", "errors"}

@@ -28,7 +28,7 @@ def test_benchmark_runs_to_its_last_line(name):
     assert python("-m", f"tests.benchmarks.{name}", *ARGUMENTS[name], env={"BENCH_TINY": "1"})
 
 
-def test_rounds_of_virtual_clients_are_those_of_the_docs():
+def test_documented_benchmark_workloads_match_the_code():
     from fedemb.config import ModelConfig
     from fedemb.models.backbones import build_backbone
     from tests.benchmarks.bench_rounds import WORKS
@@ -47,11 +47,11 @@ def test_rounds_of_virtual_clients_are_those_of_the_docs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", list(poster.tree_rows()), ids=lambda row: row.name)
-def test_tree_rows_of_the_poster_and_gboard(row):
+def test_published_tree_aggregation_figures_are_reproduced(row):
     assert row.ok
 
 
-def test_headline_row_of_the_paper_has_our_price():
+def test_group_poisson_epsilon_at_the_noise_of_the_poster_is_3_03():
     group, doubled = poster.honest(1.28)
     assert group == pytest.approx(3.03, rel=5e-3)
     assert doubled == pytest.approx(9.42, rel=5e-3)

@@ -11,9 +11,9 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.reports.measured_words import attack_sentences, utility_sentence
 from fedemb.reports.pages import REPORTS, run_page
 from fedemb.reports.report import render
+from fedemb.reports.utility_text import attack_sentences, utility_sentence
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
 
@@ -125,7 +125,7 @@ def page(request, tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("look", [(1100, "light"), (390, "dark"), (390, "light")])
-def test_page_opens_clean_and_fits(browser, page, screenshots, look):
+def test_page_loads_without_errors_or_requests_and_fits_the_width(browser, page, screenshots, look):
     (name, file, words), (width, scheme) = page, look
     picture = screenshots / f"{name}-{width}-{scheme}.png"
     visit = browser.open(file, width=width, scheme=scheme, screenshot=picture)
@@ -237,7 +237,7 @@ STATES = ("released", "waived", "waiting", "refused")
 
 @pytest.mark.long
 @pytest.mark.parametrize("look", [(state, w) for state in STATES for w in (1400, 700, 400)])
-def test_page_fits_the_frame_of_kubeflow_and_needs_nothing_it_forbids(
+def test_run_page_fits_the_sandboxed_frame_of_kubeflow(
     browser, released_run, screenshots, tmp_path, look
 ):
     state, width = look

@@ -36,7 +36,7 @@ def steps(overlay, tmp_path_factory):
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("step", GROUP_OF)
-def test_each_step_is_made_on_its_account_closed_and_without_a_warning(ask, steps, profile, step):
+def test_each_step_pod_is_admitted_hardened_with_its_service_account(ask, steps, profile, step):
     """Within the quota too: each asks for what its profile says."""
     assert set(steps[profile]) == set(GROUP_OF)
     answer = ask.pod(steps[profile][step], CONTROLLER)
@@ -119,7 +119,7 @@ def test_a_step_mounts_the_keys_its_group_holds_and_no_others(ask, overlay, step
         {"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "fedemb-policy-keys"}},
     ],
 )
-def test_no_volume_of_keys_is_copied_into_another_claim(ask, overlay, source):
+def test_cloning_a_key_volume_claim_is_refused(ask, overlay, source):
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = {
         "apiVersion": "v1",
@@ -204,7 +204,7 @@ def test_more_accelerators_than_the_quota_are_refused(ask, overlay):
     assert "exceeded quota" in answer.message
 
 
-def test_pods_of_the_owner_are_made_by_the_owner(ask, overlay):
+def test_only_the_data_owner_may_create_the_owner_pod(ask, overlay):
     if overlay == "gke":
         pytest.skip("keys are in Secret Manager; the owner has an account of Google's")
     pod = yaml.safe_load((INFRA / "kustomize/overlays/s3/owner.yaml").read_text())

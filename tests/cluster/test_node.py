@@ -114,7 +114,7 @@ def _judge(world: World, step: str, out: Path, run: honest_run.HonestRun, **inst
 
 
 @pytest.mark.usefixtures("same_code")
-def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
+def test_refused_run_exits_with_code_3_and_show_outcome_reports_it(world):
     run, root = world.run, world.root / "public" / "fedemb" / "monday"
     bent = world.root / "bent.json"
     shutil.copy(run.report, bent)
@@ -147,7 +147,7 @@ TASKS = {
 
 @pytest.mark.usefixtures("same_code")
 @pytest.mark.parametrize("kind", TASKS)
-def test_a_model_comes_from_photos_to_a_release_in_pods(world, kind):
+def test_whole_pipeline_in_pods_ends_with_a_verified_release(world, kind):
     """A whole pipeline; what is released is verified by who has only the ledger."""
     preset, overrides, figure = TASKS[kind]
     config = load_config(preset, [*overrides, f"policy.policy_id={kind}"])

@@ -42,7 +42,7 @@ THINGS = [
 
 
 @pytest.mark.parametrize("group", ["run", *GROUPS])
-def test_each_account_may_what_it_needs_and_nothing_else(plane, overlay, group, monkeypatch):
+def test_each_service_account_has_exactly_the_rights_it_needs(plane, overlay, group, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     api = KubernetesApi()
     allowed = {**EVERY_STEP, **(DRIVER if group == "run" else {})}
@@ -80,7 +80,7 @@ def _flows(policies: list[dict], labels: dict[str, str]) -> set[tuple[str, int]]
     }
 
 
-def test_pods_reach_what_a_run_needs_and_nothing_else(plane, overlay):
+def test_network_policies_allow_only_the_connections_a_run_needs(plane, overlay):
     found = json.loads(plane.kubectl("get", "networkpolicies", "-n", "fedemb", "-o", "json"))
     closed = [
         policy["metadata"]["name"]
@@ -162,7 +162,7 @@ def _object(plane, *words: str) -> dict:
 
 @pytest.mark.parametrize("overlay_name", ["gke", "s3", "laptop"])
 @pytest.mark.usefixtures("profile")
-def test_overlay_applies_by_the_lines_of_the_quickstart(plane, applied, overlay_name):
+def test_overlay_applies_to_a_kubeflow_profile_without_conflicts(plane, applied, overlay_name):
     with applied(overlay_name):
         labels = _object(plane, "namespace", "fedemb")["metadata"]["labels"]
         assert labels[PROFILE_LABEL] == "kubeflow-profile"

@@ -166,8 +166,8 @@ class PodRun:
 
     def do(self, step: Step) -> Ended:
         """Runs the next step."""
-        givers = self.pipeline.givers()[step.name]
-        given = {name: self.folder(declared(givers[name])) / name for name in step.inputs}
+        producers = self.pipeline.producers()[step.name]
+        given = {name: self.folder(declared(producers[name])) / name for name in step.inputs}
         parameters = {name: self.given[name] for name in step.parameters}
         ended = self.world.component(step.name, self.folder(step), given, **parameters)
         for name in step.texts:

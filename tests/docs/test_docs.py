@@ -156,7 +156,7 @@ def words_of(page: str) -> int:
     return len(re.findall(r"\S*\w\S*", without_code(text)))
 
 
-def test_pages_keep_their_budgets():
+def test_pages_stay_within_their_word_limits():
     for page in pages():
         for start, most in BUDGETS.items():
             if page.startswith(start):
@@ -178,7 +178,7 @@ def _steps(name: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflows_read_only_and_take_actions_by_commit(name):
+def test_workflows_have_read_only_rights_and_pin_actions_by_commit(name):
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {"contents": "read"}
     for title, job in workflow["jobs"].items():
@@ -203,7 +203,7 @@ def test_workflows_run_commands_of_the_makefile():
     assert {"audit", "docs", "planted-bugs", "test-full"} <= set(called) <= set(targets)
 
 
-def test_long_tests_and_known_vulnerabilities_are_asked_for_every_night():
+def test_nightly_workflow_runs_full_tests_attacks_mutation_and_audit():
     nightly = WORKFLOWS["nightly.yml"]
     assert nightly[True]["schedule"], "`on` is read as true"
     ends = {title: job["steps"][-1]["run"] for title, job in nightly["jobs"].items()}

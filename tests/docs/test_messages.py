@@ -56,7 +56,7 @@ def test_plain_messages_are_accepted(text):
     assert not problems(message(text))
 
 
-def test_texts_are_found_in_each_form(tmp_path):
+def test_messages_are_extracted_from_each_form_of_code(tmp_path):
     source = tmp_path / "one.py"
     source.write_text(
         "raise InputError(f'no file {name}; ' + ('add it' if bad else f'drop {other}'))\n"

@@ -5,7 +5,7 @@ from PIL import Image
 from tests.docs.picture import KEY, PICTURE, SIZE, templates_digest
 
 
-def test_picture_was_made_with_the_templates_of_today():
+def test_readme_picture_matches_the_current_templates():
     """On failure run `make readme`."""
     picture = Image.open(PICTURE)
     assert picture.info.get(KEY) == templates_digest()

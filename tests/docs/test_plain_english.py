@@ -27,7 +27,7 @@ def found_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("sentence", DIALECT)
-def test_dialect_is_found(sentence):
+def test_unclear_example_sentences_are_found(sentence):
     assert found_in(sentence)
 
 
@@ -53,7 +53,7 @@ def test_comments_docstrings_and_messages_of_code_are_read():
 
 
 @pytest.mark.long
-def test_all_pages_and_the_code_that_was_rewritten_are_plain():
+def test_all_pages_and_code_texts_pass_the_prose_check():
     assert findings() == []
 
 

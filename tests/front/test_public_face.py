@@ -17,7 +17,7 @@ from tests.kit.notebook import code_of_notebook
 from tests.kit.process import python
 
 
-def test_import_brings_nothing_along():
+def test_import_fedemb_loads_only_the_standard_library():
     script = (
         "import sys; before = set(sys.modules); import fedemb; dir(fedemb)\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
@@ -81,7 +81,7 @@ def modules_with_examples():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(modules_with_examples()))
-def test_examples_run(name):
+def test_docstring_examples_run(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted
     assert not found.failed, "see what was printed"
@@ -115,7 +115,7 @@ def test_ledgers_and_runs_are_read_without_scipy():
     assert python("-c", f"import sys; {imports}; print('scipy' in sys.modules)").strip() == "False"
 
 
-def test_deferred_package_is_whole_for_everyone_else():
+def test_lazily_imported_dp_accounting_is_complete_for_other_importers():
     script = """
 import fedemb.privacy, sys
 from dp_accounting import dp_event, rdp

@@ -50,7 +50,7 @@ def outside(bare, tmp_path, *command):
     return done.stdout
 
 
-def test_wheel_owns_one_name(wheel):
+def test_wheel_installs_only_the_package_fedemb(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {name for name in tops if not name.endswith(".dist-info")} == {"fedemb"}

@@ -128,7 +128,7 @@ def test_private_step_logs_only_allowed_messages(step, fault, code, request, tmp
 
 
 @pytest.mark.long
-def test_fedemb_log_everything_opens_a_local_log(trained, tmp_path):
+def test_fedemb_log_everything_disables_the_log_filter(trained, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     _, output = _run("evaluate_model", "bug", folder, FEDEMB_LOG="everything")

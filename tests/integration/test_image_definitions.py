@@ -72,7 +72,7 @@ def test_image_of_an_accelerator_holds_jax_for_it_and_no_tensorflow(flavour, dev
     assert not re.search(r"^(tensorflow|apache-beam|tfx-bsl)\b[^#]*==", lock, re.MULTILINE)
 
 
-def test_the_package_names_what_its_lock_is_compiled_from():
+def test_package_dependencies_equal_the_inputs_of_its_locks():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     files = (ROOT / "requirements" / f"{name}.in" for name in ("trainer", "cpu"))
     wanted = {line for file in files for line in file.read_text().splitlines()}
@@ -215,7 +215,7 @@ def test_image_has_every_package_its_steps_import(flavour):
     assert not missing(names, lock, KNOWN.get(flavour, {}))
 
 
-def test_light_steps_never_come_near_tensorflow_or_beam():
+def test_steps_of_the_light_image_do_not_import_tensorflow_or_beam():
     tops = {name.partition(".")[0] for name in needed(roots("light"))}
     assert {"dp_accounting", "cryptography"} <= tops
     assert not tops & {"tensorflow", "keras", "apache_beam", "tfx_bsl", "tensorflow_privacy"}
@@ -262,7 +262,7 @@ def _python(engine: dict[str, str], image: str, program: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_both_images_carry_the_same_code_and_a_list_of_parts(engine):
+def test_light_and_cpu_images_contain_the_same_code_and_an_sbom(engine):
     program = (
         "import json\n"
         "from fedemb.runtime.provenance import code_digest\n"

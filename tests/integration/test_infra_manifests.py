@@ -20,7 +20,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, secret_manager
-from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
+from fedemb.ledger import ensure_trust, init_policy, open_ledger, series_of, terms_of
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import evaluate_model
@@ -379,7 +379,7 @@ def test_admission_refuses_pods_that_are_not_steps(case):
     assert not _admitted(*REFUSED[case])
 
 
-def test_each_rule_is_needed():
+def test_each_admission_rule_is_needed():
     rules = VALIDATING["validations"]
     for rule in rules:
         others = [other for other in rules if other is not rule]
@@ -426,7 +426,7 @@ def test_the_hosts_of_a_training_step_are_admitted(job):
         lambda spec: spec["trainer"].update(env=[{"name": "FEDEMB_CHIEF", "valueFrom": {}}]),
     ],
 )
-def test_hosts_of_any_other_kind_are_refused(job, plant):
+def test_admission_refuses_train_jobs_with_other_settings(job, plant):
     plant(job["spec"])
     assert not _admitted(job, "system:serviceaccount:fedemb:fedemb-train", HOSTS)
 
@@ -458,7 +458,7 @@ def _owner_begins(config: RunConfig) -> None:
     trust = ensure_trust(open_store(LEDGER), keys)
     ledger = open_ledger(LEDGER, config.policy.policy_id, trust=trust)
     terms = terms_of(config, series_of(config, plan_mechanism(config)))
-    begin_policy(ledger, terms, keys, config.storage.rollback_anchor)
+    init_policy(ledger, terms, keys, config.storage.rollback_anchor)
 
 
 def _put_images(address: str, users: int, images: int, tmp_path: Path, classes: int = 0) -> None:
@@ -562,7 +562,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path) -> Any:
     with fence.acting("plan_privacy"):
         plan_privacy.run(context())
     with fence.acting("pretrain_public"):
-        pretrain_public.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
+        pretrain_public.run(config.backbone_config(), here / "pretrained", open_key_store(KEYS))
     if config.evaluation.previous_release:
         seal(context(), here / "pretrained" / "backbone.keras", here / "before")
         place, _, name = PREVIOUS.rpartition("/")

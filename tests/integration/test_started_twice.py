@@ -98,7 +98,7 @@ EACH_DAY = {"a round", "a checkpoint", "a shard"}
         for at in points
     ],
 )
-def test_two_processes_of_one_step(request, tmp_path, step, point):
+def test_superseded_start_of_a_step_changes_nothing_when_resumed(request, tmp_path, step, point):
     (prepared, kept, points), folder = STEPS[step], tmp_path / "run"
     if prepared:
         shutil.copytree(request.getfixturevalue(prepared), folder)

@@ -122,7 +122,7 @@ def test_publishing_again_sends_only_what_changed(store_uri, tree):
         assert _content(local) == _content(tree)
 
 
-def test_missing_tree_is_a_sentence(store_uri):
+def test_missing_tree_is_a_storage_error(store_uri):
     with pytest.raises(StorageError, match="nothing"), local_tree(join(store_uri, "no", "tree")):
         pass
 
@@ -147,7 +147,7 @@ def test_listing_of_several_pages_is_complete(s3_store_uri):
     assert store.list("many/") == [f"many/{number:05}" for number in range(102)]
 
 
-def test_created_tree_is_its_own_and_never_mixes(store_uri, tree, tmp_path):
+def test_trees_created_under_one_name_are_never_mixed(store_uri, tree, tmp_path):
     store = open_store(store_uri)
     store.create_tree(tree, "releases/one")
     name = store.tree_name("releases/one", tree_digests(tree))
@@ -215,7 +215,7 @@ def _bound(uri: str, run_id: str = "monday") -> str:
 
 
 @pytest.mark.long
-def test_version_of_the_input_follows_its_objects_and_nothing_else(store_uri):
+def test_input_fingerprint_changes_only_with_its_objects_run_and_key(store_uri):
     store = open_store(store_uri)
     uri = join(store_uri, "in", "photos")
     assert _bound(uri) == uri  # nothing there: partition_users says so
@@ -240,7 +240,7 @@ def test_version_of_the_input_follows_its_objects_and_nothing_else(store_uri):
         assert _bound(uri) == first
 
 
-def test_file_and_glob_bind_what_they_name(store_uri):
+def test_fingerprint_of_a_file_or_glob_covers_only_matching_objects(store_uri):
     store = open_store(store_uri)
     for name in ("day=1/a.parquet", "day=2/a.parquet", "day=2/notes.txt"):
         store.write(name, b"rows")
@@ -267,7 +267,7 @@ def test_version_of_composed_and_multipart_objects_is_known(s3_store_uri, gcs_st
 
 
 @pytest.mark.parametrize("name", ["photo\u30001.jpg", "caf\udce9.jpg", "CORP\\ada.jpg"])
-def test_file_with_any_name_is_bound(tmp_path, name):
+def test_input_fingerprint_covers_files_of_any_name(tmp_path, name):
     (tmp_path / "ada").mkdir()
     before = fingerprint_input(str(tmp_path), KEY, "monday")
     (tmp_path / "ada" / name).write_bytes(b"x")
@@ -276,7 +276,7 @@ def test_file_with_any_name_is_bound(tmp_path, name):
     assert len({before, first, fingerprint_input(str(tmp_path), KEY, "monday")}) == 3
 
 
-def test_percent_in_a_path_is_a_percent(tmp_path):
+def test_percent_in_a_local_path_is_not_decoded(tmp_path):
     folder = tmp_path / "my%20photos"
     for place in (folder, tmp_path / "my photos"):
         place.mkdir()
@@ -307,12 +307,12 @@ def test_ledger_records_of_a_run_are_equal_on_every_store(store_uri, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [6, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["gcs", "s3"])
-def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, tmp_path, request):
+def test_concurrent_processes_never_exceed_the_cap_in_buckets(kind, processes, tmp_path, request):
     uri = request.getfixturevalue(f"{kind}_store_uri")
     ledger_race.check(tmp_path, uri, processes)
 
 
-def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
+def test_missing_remote_ledger_is_not_created_by_a_run(s3_store_uri, tmp_path):
     from fedemb.privacy.registry import plan_mechanism
     from fedemb.steps.reserve_budget import open_or_create
     from tests.kit.pipeline_runs import honest_run

@@ -27,7 +27,7 @@ def _sentence(match: str):
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def short_retries(monkeypatch):
     """Gives up sooner than in production, where it is ten seconds."""
     monkeypatch.setattr("fedemb.storage.buckets.RETRY_SECONDS", 3.0)
 
@@ -62,7 +62,7 @@ def shard(tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["gs://no-such-bucket-here/x", "s3://no-such-bucket-here/x"])
-def test_missing_bucket(uri, gcs_environment, s3_environment):
+def test_missing_bucket_is_a_storage_error(uri, gcs_environment, s3_environment):
     store = open_store(uri)
     for act in (
         lambda: store.write("a", b"x"),
@@ -79,7 +79,7 @@ def test_missing_bucket(uri, gcs_environment, s3_environment):
 @pytest.mark.parametrize(
     ("uri", "who"), [("gs://bucket/x", "Google credentials"), ("s3://bucket/x", "AWS credentials")]
 )
-def test_missing_credentials(uri, who, monkeypatch, tmp_path):
+def test_missing_credentials_are_a_storage_error(uri, who, monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith(("AWS_", "GOOGLE_")) or name == "STORAGE_EMULATOR_HOST":
             monkeypatch.delenv(name)
@@ -93,7 +93,7 @@ def test_missing_credentials(uri, who, monkeypatch, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "variable"), BACKENDS)
-def test_refused_connection(name, variable, request, monkeypatch):
+def test_refused_connection_is_a_storage_error(name, variable, request, monkeypatch):
     uri = request.getfixturevalue(f"{name}_store_uri")
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
     with _sentence("connection failed"):
@@ -105,7 +105,7 @@ def test_refused_connection(name, variable, request, monkeypatch):
     ("status", "words"), [(403, "permission denied"), (503, "server answered")]
 )
 @pytest.mark.parametrize(("scheme", "variable"), [("gs", BACKENDS[0][1]), ("s3", BACKENDS[1][1])])
-def test_denied_or_broken_server(  # noqa: PLR0917
+def test_denied_or_failing_request_is_a_storage_error(  # noqa: PLR0917
     monkeypatch, request, s3_environment, scheme, variable, status, words
 ):
     server = Receiver()
@@ -149,7 +149,7 @@ def test_upload_cut_for_good_leaves_nothing_visible(through_proxy, shard, tmp_pa
     assert direct.list() == []
 
 
-def test_create_whose_answer_was_lost_still_knows_its_own_object(through_proxy):
+def test_create_succeeds_when_the_response_to_its_own_write_was_lost(through_proxy):
     store, direct, proxy = through_proxy(swallow_answers=1)
     store.create("entry", b"mine")
     assert proxy.cuts == 1

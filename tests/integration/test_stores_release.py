@@ -72,7 +72,7 @@ def test_bundle_without_its_marker_is_not_a_release(run, releases, monkeypatch):
 
 
 @pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
-def test_release_under_a_name_that_is_not_its_own_is_found(run, releases):
+def test_release_copied_to_another_version_is_detected(run, releases):
     """A writer of the store presents an old signed release as a new one."""
     document = _release(run, releases)
     store = open_store(releases)
@@ -88,7 +88,7 @@ def test_release_under_a_name_that_is_not_its_own_is_found(run, releases):
 
 
 @pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
-def test_bundle_of_another_report_published_meanwhile_stands(run, releases, tmp_path, monkeypatch):
+def test_release_yields_to_a_bundle_published_concurrently(run, releases, tmp_path, monkeypatch):
     """The loser's bundle must not be recorded under the winner's marker."""
     again = honest_run.copy_of(run, tmp_path / "again")
     again.do_account()
@@ -121,7 +121,7 @@ def _racer(root, releases, environment, barrier, answers):
 
 @pytest.mark.long
 @pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
-def test_of_processes_that_publish_one_version_exactly_one_wins(tmp_path, releases):
+def test_exactly_one_of_two_concurrent_releases_of_a_version_wins(tmp_path, releases):
     """Two runs of one policy, each with its own model, and the same name and version."""
     policy = tmp_path / "policy"
     trust_of(open_key_store(str(policy / "keys")))
@@ -165,7 +165,7 @@ def _fedemb(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["gcs", "s3"])
-def test_run_with_all_stores_in_buckets(kind, tmp_path, request):
+def test_run_with_all_stores_in_buckets_releases_and_leaks_no_key(kind, tmp_path, request):
     uri: str = request.getfixturevalue(f"{kind}_store_uri")
     keys, trust = str(tmp_path / "keys"), str(tmp_path / "trust.json")
     drawn = _fedemb(

@@ -155,7 +155,7 @@ def _run(runs: Path, backend: str, preset: str, overrides: list[str]) -> tuple[R
     ("preset", "overrides"),
     [("dp_sgd_quickstart", SMALL_CLASSIFIER), ("quickstart", SMALL_EMBEDDING)],
 )
-def test_run_on_jax_is_priced_documented_judged_and_released_alike(tmp_path, preset, overrides):
+def test_jax_run_has_the_price_documents_and_verdict_of_tensorflow(tmp_path, preset, overrides):
     (plain, _), (jax, output) = (
         _run(tmp_path, backend, preset, overrides) for backend in ("tensorflow", "jax")
     )

@@ -75,7 +75,7 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
     assert seen == [("s3://team/x/ledger", "trust.json")]
 
 
-def test_every_output_of_the_pipeline_is_known_and_no_other():
+def test_declared_step_files_equal_the_pipeline_outputs():
     spec = build_pipeline(PIPELINE, "run").pipeline_spec
     for name, component in spec.components.items():
         compiled = {

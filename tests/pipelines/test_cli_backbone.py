@@ -14,7 +14,7 @@ def lite0(tmp_path_factory):
     return path
 
 
-def test_init_and_run_state_licence_and_origin_by_themselves(lite0, tmp_path, monkeypatch, capsys):
+def test_init_and_run_copy_licence_and_origin_from_the_card(lite0, tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     from fedemb.pipelines.run.command import checked
@@ -67,7 +67,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_bad_input_is_one_sentence_and_writes_nothing(capsys, tmp_path, name):
+def test_invalid_backbone_command_exits_2_with_one_line_and_no_file(capsys, tmp_path, name):
     code, _, error = ended("backbone", *ERRORS[name](tmp_path))
     assert code == 2, error
     assert error.count("\n") == 1

@@ -21,7 +21,7 @@ from fedemb.storage import open_store
         "s3://KE/Y:TOPSECRET@bucket/x",
     ],
 )
-def test_address_with_a_secret_is_refused_without_it(address):
+def test_address_with_a_secret_is_refused_without_printing_it(address):
     for parse in (split_address, open_store, open_key_store):
         with pytest.raises((InputError, ConfigError)) as refused:
             parse(address)
@@ -31,12 +31,12 @@ def test_address_with_a_secret_is_refused_without_it(address):
 @pytest.mark.parametrize(
     "address", ["gs://bucket/a@b/c", "file:///a:b@c", "/tmp/a:b@c", "me@example.org", "s3://b/x y"]
 )
-def test_address_without_a_secret_stays(address):
+def test_address_without_a_secret_is_not_redacted(address):
     assert not credentials_in(address)
     assert redacted(address) == address
 
 
-def test_text_loses_the_secrets_of_its_addresses():
+def test_secrets_of_addresses_in_a_text_are_redacted():
     text = "no s3://K:TOP@b/x, s3:/K:TOP@b/x and https://h/x?a=1&X-Amz-Signature=TOP&b=2"
     assert redacted(text) == (
         "no s3://***@b/x, s3:/***@b/x and https://h/x?a=1&X-Amz-Signature=***&b=2"

@@ -51,7 +51,7 @@ SMALL = ("--set", "data.builtin.public_classes=2", "--set", "data.builtin.users=
         (("schedule", "FOLDER"), 2, "Pass --host"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_sentence(capsys, tmp_path, words, code, sentence):
+def test_invalid_cli_input_exits_2_without_traceback(capsys, tmp_path, words, code, sentence):
     photos = {"user_id": ["a"], "label": ["b"], "image": [b"c"]}
     pq.write_table(pa.table(photos), tmp_path / "x.parquet")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
@@ -75,7 +75,7 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
     assert "Traceback" in error
 
 
-def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, capsys):
+def test_run_on_own_data_draws_no_glyphs_and_prints_its_assumptions(tmp_path, capsys):
     made = prepare("quickstart", (), tmp_path, data="/photos.parquet", policy=tmp_path)
     config = made.config()
     assert config.data.source.uri == "/photos.parquet"
@@ -98,7 +98,7 @@ def test_private_file_as_public_source_is_refused(tmp_path):
         )
 
 
-def test_keys_without_google_credentials_are_one_sentence(monkeypatch):
+def test_key_store_without_google_credentials_is_a_storage_error(monkeypatch):
     from google.auth.exceptions import DefaultCredentialsError
 
     from fedemb.keys import open_key_store

@@ -39,7 +39,7 @@ def test_dry_run_reads_a_persistent_ledger(tmp_path):
     assert not list((tmp_path / "runs").glob("*/config.yaml"))
 
 
-def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
+def test_planned_series_above_its_cap_creates_no_policy(tmp_path, capsys):
     weekly = ("-c", "quickstart", "--set", "policy.planned_runs=52")
     with pytest.raises(Refused, match=r"the 52 planned runs cost epsilon .* above policy\.eps"):
         fedemb("ledger", "init", *weekly, "--policy", tmp_path)

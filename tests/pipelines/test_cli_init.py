@@ -44,7 +44,7 @@ def as_parquet(root: Path, colour: bool = True) -> Path:
     return root / "rows.parquet"
 
 
-def test_configuration_for_photos(tmp_path):
+def test_init_configuration_matches_the_photos_and_options(tmp_path):
     output = tmp_path / "mine.yaml"
     said = fedemb("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
     config = load_config(output)
@@ -92,7 +92,7 @@ def test_imported_network_is_frozen_and_sets_the_input(tmp_path):
     assert "40 x 40 pixels, grey" in said
 
 
-def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_path):
+def test_init_holds_out_shared_classes_of_the_given_list(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
     assert "4 shared classes" in fedemb("init", "--data", data, "-o", output, *ANSWERS)
     output.unlink()
@@ -100,7 +100,7 @@ def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_
     assert load_config(output).partition.evaluation.classes == ("c0", "c1", "c2", "c3")
 
 
-def test_photos_of_one_user_are_alike_where_the_owner_says_so(tmp_path):
+def test_init_option_alike_user_sets_label_scope_user(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
     said = fedemb("init", "--data", data, "-o", output, *ANSWERS, "--alike=user")
     assert "photos of one user are alike" in said
@@ -110,12 +110,12 @@ def test_photos_of_one_user_are_alike_where_the_owner_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("bound", [35, 1000, 160_000, 2_000_000, 10**9])
-def test_delta_is_one_that_needs_no_waiver(bound):
+def test_init_delta_is_at_most_the_customary_bound(bound):
     delta = customary_delta(bound)
     assert 0.5 * bound**-1.1 < delta <= bound**-1.1 or delta == 1e-5
 
 
-def test_file_that_exists_is_not_overwritten(tmp_path):
+def test_init_does_not_overwrite_an_existing_file(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
     output.write_text("precious")
     with pytest.raises(InputError, match="exists"):
@@ -124,7 +124,7 @@ def test_file_that_exists_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_every_user_is_counted_whatever_columns_there_are(tmp_path, labelled):
+def test_init_counts_all_users_with_and_without_a_label_column(tmp_path, labelled):
     """The lower bound is chosen from this number; the run's key decides who is held out."""
     rows = {
         "photo": [photo(n, True) for n in range(60)],
@@ -174,7 +174,7 @@ def test_a_folder_for_each_class_becomes_a_classifier_whose_units_are_images(tmp
     assert found.used == 12
 
 
-def test_a_classifier_of_photos_with_owners_protects_the_owners(tmp_path):
+def test_init_classifier_with_a_user_column_has_user_level_privacy(tmp_path):
     output = tmp_path / "mine.yaml"
     begun = ("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
     fedemb(*begun, "--task", "classification", "--classes", "c0,c1,c2,c3")

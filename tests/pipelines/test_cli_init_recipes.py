@@ -86,7 +86,7 @@ def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
 
 
 @pytest.mark.parametrize(("users", "kind"), [(20_000, "poisson_gaussian"), (3000, "least_squares")])
-def test_head_of_few_units_is_solved(tmp_path, lite0, photos, users, kind):
+def test_head_is_trained_by_least_squares_only_with_few_units(tmp_path, lite0, photos, users, kind):
     config, said = init(tmp_path, users=users, epsilon=4, public=lite0, more=(*CLASSIFY, *photos))
     assert config.mechanism.kind == kind
     solved = kind == "least_squares"

@@ -82,7 +82,7 @@ def test_verify_prints_the_head_and_checks_anchors(run):
         fedemb("ledger", "verify", "--ledger", run.ledger_uri, "--anchor", f"3:{'0' * 64}")
 
 
-def test_rotate_keys_says_what_it_did_and_show_keeps_it_in_sight(tmp_path):
+def test_rotate_keys_and_ledger_show_print_the_rotation_and_its_reason(tmp_path):
     kit = ledger_kit.make(tmp_path)
     stores = ("--ledger", kit.ledger_uri, "--keys", kit.keys_uri)
     with pytest.raises(InputError, match="--reason is empty"):
@@ -106,7 +106,7 @@ def void(kit):
     return fedemb("ledger", "void", "monday", *REASON, *where)
 
 
-def test_void_gives_an_unbound_reservation_back(tmp_path):
+def test_void_refunds_an_unbound_reservation(tmp_path):
     kit = ledger_kit.make(tmp_path)
     ledger = kit.open()
     ledger.reserve(run_id="monday", content=ledger_kit.content())
@@ -119,7 +119,7 @@ def test_void_gives_an_unbound_reservation_back(tmp_path):
     ledger.verify()
 
 
-def test_ledger_with_another_key_store_is_refused(tmp_path):
+def test_void_with_another_key_store_is_refused(tmp_path):
     kit = ledger_kit.make(tmp_path)
     kit.open().reserve(run_id="monday", content=ledger_kit.content())
     kit.keys_uri = str(tmp_path / "other")

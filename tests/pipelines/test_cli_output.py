@@ -31,7 +31,7 @@ def test_escaping_keeps_block_lines_and_json_values(capsys):
     assert capsys.readouterr().out == 'a: 1\nb: \\x1b\n{"name": "\\u001b\\n"}\n'
 
 
-def test_error_with_a_name_of_others_is_one_line_and_its_details_follow(capsys):
+def test_control_characters_in_errors_and_details_are_escaped(capsys):
     with pytest.raises(SystemExit) as stopped, errors_as_sentences():
         raise Refused("not verified: a\r\x1b[8m", "  - extra \nverified", "  - b")
     assert stopped.value.code == 3
@@ -39,7 +39,7 @@ def test_error_with_a_name_of_others_is_one_line_and_its_details_follow(capsys):
     assert shown == "Refused: not verified: a\\r\\x1b[8m\n  - extra \\nverified\n  - b\n"
 
 
-def test_text_of_a_bug_is_escaped_too(capsys):
+def test_text_of_an_unexpected_error_is_escaped(capsys):
     with pytest.raises(SystemExit) as stopped, errors_as_sentences():
         raise RuntimeError("\x1b[2J")
     assert stopped.value.code == 1
@@ -49,7 +49,7 @@ def test_text_of_a_bug_is_escaped_too(capsys):
     assert "\x1b" not in shown
 
 
-def test_output_that_cannot_show_a_letter_escapes_it(monkeypatch, tmp_path):
+def test_output_escapes_letters_outside_its_encoding(monkeypatch, tmp_path):
     with (tmp_path / "out").open("w", encoding="ascii") as out:
         monkeypatch.setattr(sys, "stdout", out)
         say("Zoë")

@@ -25,7 +25,7 @@ class Loaded(Exception):
 
 
 @pytest.fixture(autouse=True)
-def looked_into(monkeypatch, tmp_path):
+def fail_on_load(monkeypatch, tmp_path):
     """Reports when the model is about to be loaded or registered."""
 
     def load(*_):
@@ -115,7 +115,7 @@ def test_foreign_bundle_is_not_loaded(bundle, command, tmp_path):
         _run(command, bundle, *_trust(tmp_path / "trust.json"))
 
 
-def test_wrong_trust_file_is_answered_in_short_sentences(bundle, tmp_path):
+def test_wrong_trust_file_error_states_cause_and_remedy(bundle, tmp_path):
     trust_of(open_key_store(str(tmp_path / "keys"))).save(tmp_path / "trust.json")
     words = ["verify", str(bundle), "--skip-saved-model", *_trust(tmp_path / "trust.json")]
     with pytest.raises(Refused) as caught:

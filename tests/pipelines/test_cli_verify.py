@@ -19,7 +19,7 @@ def bundle(released_run, tmp_path):
         yield tmp_path / "anywhere"
 
 
-def test_moved_bundle_keeps_its_name(capsys, released_run, bundle):
+def test_verify_of_a_moved_bundle_prints_its_signed_name_and_version(capsys, released_run, bundle):
     words = ("verify", bundle, "--trust", released_run.trust)
     code, out, _ = ended(*words, "--ledger", released_run.ledger_uri)
     assert code == 0
@@ -30,7 +30,7 @@ def test_moved_bundle_keeps_its_name(capsys, released_run, bundle):
     assert found["version"] == "1.0"
 
 
-def test_verify_without_tensorflow_says_so_and_does_not_pass(released_run, monkeypatch):
+def test_verify_without_tensorflow_reports_a_problem(released_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     monkeypatch.delitem(sys.modules, "fedemb.release.released", raising=False)
     problems = problems_of(str(released_run.bundle), released_run.trust)

@@ -67,7 +67,7 @@ def commands(column: str) -> list[str]:
 OURS = [line for line in commands("GKE") if line.split()[0] == "fedemb"]
 
 
-def test_every_line_is_run_somewhere_or_needs_a_cloud():
+def test_every_command_of_the_pages_is_tested_or_needs_a_cloud():
     columns = [line for column in COLUMNS for line in commands(column)]
     assert len(columns) > len(set(columns)) + 30, "most lines are those of all columns"
     lines = [*columns, *lines_of(REFERENCE)]

@@ -257,7 +257,7 @@ PLANTED = {
 """Rule -> other changes it must notice."""
 
 
-def test_our_pipeline_breaks_no_rule(compiled):
+def test_compiled_pipeline_violates_no_rule(compiled):
     assert violations(compiled) == []
 
 
@@ -294,7 +294,7 @@ ACCELERATED = {
 
 
 @pytest.mark.parametrize("profile", ACCELERATED)
-def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, package):
+def test_only_compute_steps_get_accelerators_and_their_node_pools(profile, package):
     chips, steps = ACCELERATED[profile]
     spec, platform = read_compiled(package(profile))
     executors = spec["deploymentSpec"]["executors"]
@@ -333,7 +333,7 @@ def several(tmp_path):
     return read_compiled(path), runtime
 
 
-def test_a_step_of_several_hosts_names_what_they_are_made_from(several):
+def test_multi_host_training_step_matches_its_training_runtime(several):
     (spec, platform), runtime = several
     train = spec["deploymentSpec"]["executors"]["exec-train-model"]
     variables = _variables(train)
@@ -383,7 +383,7 @@ def test_rule_of_hosts_notices_its_planted_change(several, plant, sentence):
     assert sentence in problem
 
 
-def test_hosts_without_the_label_that_closes_their_network_are_noticed(several):
+def test_hosts_without_the_network_policy_label_are_detected(several):
     _, runtime = several
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     del job["template"]["spec"]["template"]["metadata"]["labels"]
@@ -402,7 +402,7 @@ def _profile(folder, text):
     return folder / "mine.yaml"
 
 
-def test_a_profile_laid_over_another_changes_what_it_names(tmp_path):
+def test_second_profile_overrides_only_the_fields_it_sets(tmp_path):
     over = _profile(
         tmp_path,
         """
@@ -449,7 +449,7 @@ steps:
         ("steps: {default: {cpu: '1', cpu: '64'}}", "'cpu' twice, again at line 1"),
     ],
 )
-def test_wrong_profiles_are_sentences(tmp_path, text, sentence):
+def test_invalid_profiles_are_refused(tmp_path, text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         _compile([_profile(tmp_path, text)], tmp_path)
 
@@ -460,7 +460,7 @@ def test_a_secret_among_the_plain_variables_is_refused(tmp_path):
         _compile(["cpu", over], tmp_path)
 
 
-def test_compiled_pipeline_is_the_golden_one(package, request):
+def test_compiled_pipeline_matches_the_golden_file(package, request):
     text = "".join(
         line
         for line in package("cpu").read_text().splitlines(True)

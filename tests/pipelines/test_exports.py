@@ -45,7 +45,7 @@ WORKS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("export", WORKS)
-def test_export_with_one_folder_or_id_per_person_works(tmp_path, export):
+def test_init_counts_the_users_of_common_photo_exports(tmp_path, export):
     assert users_of(WORKS[export](tmp_path), tmp_path) == USERS
 
 
@@ -111,7 +111,7 @@ def test_one_folder_inside_each_users_folder_is_a_class(tmp_path, inside, label)
         *("Catalog Previews.lrdata/1.jpg", "ada/P.photoslibrary/resources/derivatives/1.jpeg"),
     ],
 )
-def test_photos_that_a_server_or_catalogue_keeps_are_not_read(tmp_path, beside):
+def test_thumbnails_and_trash_of_photo_servers_are_not_read(tmp_path, beside):
     """Deleted photos and thumbnails are not photos of a user."""
     assert users_of(tree(tmp_path, "ada/files/1.jpg", "bo/files/1.jpg", beside), tmp_path) == 2
     assert is_side_file(beside)
@@ -124,7 +124,7 @@ def test_photos_that_a_server_or_catalogue_keeps_are_not_read(tmp_path, beside):
         *("data/_SUCCESS", "data/_committed_12", "data/_common_metadata"),
     ],
 )
-def test_folder_of_a_data_set_with_its_description_has_the_format_of_its_shards(tmp_path, beside):
+def test_side_files_do_not_change_the_format_of_a_folder_of_shards(tmp_path, beside):
     as_parquet(tmp_path / "in" / "data" / "train-00000-of-00001.parquet")
     (tmp_path / "in" / beside).write_text("x")
     assert users_of(tmp_path / "in", tmp_path) == USERS

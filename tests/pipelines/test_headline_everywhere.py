@@ -83,13 +83,13 @@ def test_waiver_is_named_in_every_report(waived, tmp_path):
     assert f"<code>no_gain_over_public</code> waived by ada: {REASON}" in checklist
 
 
-def test_waived_release_whose_verdict_is_gone_is_not_shown_as_clean(waived, tmp_path):
+def test_waiver_is_still_shown_when_the_verdict_file_is_missing(waived, tmp_path):
     folder = run_folder(waived, tmp_path / "runs")
     folder.output("verdict").unlink()
     assert title(render_index(folder)) == WAIVED
 
 
-def test_release_without_waiver_is_shown_as_such_everywhere(released_run, tmp_path):
+def test_release_without_waiver_is_titled_released_in_every_report(released_run, tmp_path):
     folder = run_folder(released_run, tmp_path / "runs")
     assert title(render_index(folder)) == "Released"
     assert "Released" in run_row(folder).cells
@@ -109,7 +109,7 @@ def test_verdict_that_names_another_waiver_than_the_ledger_is_not_released(waive
         run.do_release()
 
 
-def test_waiting_for_approval_has_its_own_exit_code(waiting, tmp_path):
+def test_run_waiting_for_approval_is_shown_as_waiting(waiting, tmp_path):
     folder = run_folder(waiting, tmp_path / "runs", **WAITING)
     page = render_index(folder)
     assert title(page) == "Waiting for approval: 0 of 2 given"
@@ -117,7 +117,7 @@ def test_waiting_for_approval_has_its_own_exit_code(waiting, tmp_path):
     assert "Waiting for approval: 0 of 2 given" in run_row(folder).cells
 
 
-def test_approvals_come_last_and_hide_no_other_reason(tmp_path):
+def test_missing_approval_is_reported_after_all_other_reasons(tmp_path):
     run = without_gain(honest_run.start(tmp_path / "run", policy=policy(approvals=2)).until_gate())
     with pytest.raises(GateDenied) as denied:
         run.do_gate()

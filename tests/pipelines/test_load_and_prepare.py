@@ -14,7 +14,7 @@ from fedemb.pipelines.run.local import EVENT, ROUND
 POLICY = ["storage.ledger=/policy/ledger", "storage.keys=/policy/keys"]
 
 
-def test_wrong_configuration_leaves_no_run_behind(tmp_path):
+def test_invalid_configuration_creates_no_run_folder(tmp_path):
     with pytest.raises(ConfigError):
         prepare("quickstart", ["mechanism.rounds=-1"], tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -31,7 +31,7 @@ def test_private_root_is_closed_to_others(tmp_path):
     assert run.private.stat().st_mode & 0o077 == 0
 
 
-def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
+def test_events_and_rounds_are_parsed_from_indented_kfp_output():
     line = '    fedemb-event: {"kind": "step_started", "step": "plan_privacy", "pid": 7}\n'
     assert EVENT.search(line).group(1).startswith('{"kind"')
     line = "    INFO fedemb.training.trainer: round 3/60\n"
@@ -39,7 +39,7 @@ def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
 
 
 def test_step_without_rounds_says_how_long_it_has_been_running(monkeypatch):
-    monkeypatch.setattr(local, "BEAT", 0.04)
+    monkeypatch.setattr(local, "HEARTBEAT", 0.04)
     said, child = [], subprocess.Popen(["true"])
     view, stop = local.View(said.append), local._StopOnInterrupt(child)
     stop.pid, stop.step, stop.since = child.pid, "train_model", time.monotonic() - 120
@@ -55,7 +55,7 @@ def test_step_without_rounds_says_how_long_it_has_been_running(monkeypatch):
     child.wait()
 
 
-def test_environment_names_a_policy_only_where_no_place_is_named(tmp_path, monkeypatch):
+def test_fedemb_policy_applies_only_without_a_configured_ledger(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDEMB_POLICY", str(tmp_path / "mine"))
     config = load_config("quickstart")
     assert with_policy(config, None).storage.keys == f"{tmp_path}/mine/keys"

@@ -32,9 +32,7 @@ def only_run(client):
 
 
 @pytest.mark.slow
-def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiting(
-    mlflow, tmp_path
-):
+def test_mlflow_run_of_a_cluster_is_updated_from_waiting_to_released(mlflow, tmp_path):
     policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
     run = honest_run.start(tmp_path / "run", policy=policy).until_gate()
     with pytest.raises(AwaitingApproval):
@@ -78,7 +76,7 @@ def test_mlflow_on_a_cluster_gets_only_public_documents(released, monkeypatch):
     ("address", "said"),
     [("http://127.0.0.1:9", "did not take the run"), ("file:///tmp/mlruns", "is not supported")],
 )
-def test_server_that_does_not_answer_changes_nothing(released, capfd, address, said):
+def test_mlflow_failure_does_not_change_the_outcome_of_a_run(released, capfd, address, said):
     page, figures = released.show(mlflow=address)
     assert page.startswith("# Released\n")
     assert figures["exit_code"] == 0

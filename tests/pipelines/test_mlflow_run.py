@@ -34,7 +34,7 @@ def test_mlflow_gets_only_public_files(folder):
         assert word not in everything
 
 
-def test_document_without_a_valid_signature_is_not_written(folder, tmp_path):
+def test_document_without_a_valid_signature_is_not_sent_to_mlflow(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "monday")
     run = RunDirectory.open(tmp_path / "monday")
     path = run.output("utility_report")

@@ -15,7 +15,7 @@ def folder(released_run, tmp_path_factory):
     return run_folder(released_run, tmp_path_factory.mktemp("folder") / "runs")
 
 
-def test_command_takes_the_name_that_runs_lists(folder, capsys, monkeypatch):
+def test_runs_command_accepts_the_listed_run_name(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder.root.parents[1])
     name = fedemb("runs").splitlines()[1].split()[0]
     assert name == folder.run_id
@@ -35,7 +35,7 @@ def test_refusal_names_the_commands_of_a_waiver_with_their_paths(folder, monkeyp
 
 
 @pytest.mark.parametrize("command", ["runs", "approve"])
-def test_unknown_name_is_answered_with_the_command_that_lists_names(
+def test_unknown_run_name_error_states_the_command_that_lists_runs(
     command, folder, capsys, monkeypatch
 ):
     monkeypatch.chdir(folder.root.parents[1])

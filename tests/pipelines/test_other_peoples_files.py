@@ -82,7 +82,7 @@ def examples() -> list[bytes]:
         ("part-{}.tfrecords", "*.tfrecords"),
     ],
 )
-def test_shards_are_known_by_the_names_of_tfx_and_tfds(tmp_path, form, glob):
+def test_shards_named_as_by_tfx_and_tfds_are_read(tmp_path, form, glob):
     folder = tmp_path / "in"
     folder.mkdir()
     pack = gzip.compress if form.endswith(".gz") else bytes
@@ -93,12 +93,12 @@ def test_shards_are_known_by_the_names_of_tfx_and_tfds(tmp_path, form, glob):
 
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_compression_is_known_by_the_first_bytes(tmp_path, pack, name):
+def test_tfrecord_compression_is_detected_by_magic_bytes(tmp_path, pack, name):
     (tmp_path / name).write_bytes(pack(tfrecord(examples()[:3])))
     assert list(iter_tfrecord(Part(str(tmp_path), name))) == examples()[:3]
 
 
-def test_plain_record_whose_length_looks_like_gzip_is_plain(tmp_path):
+def test_uncompressed_tfrecord_that_starts_like_gzip_is_read(tmp_path):
     record = bytes(0x8B1F)
     (tmp_path / "a.tfrecord").write_bytes(tfrecord([record]))
     assert (tmp_path / "a.tfrecord").read_bytes()[:2] == b"\x1f\x8b"
@@ -181,7 +181,7 @@ def as_csv(folder: Path, spelled) -> Path:
 
 
 @pytest.mark.parametrize("form", ["./", "absolute", "file", "NFD", "backslash", "double", "bare"])
-def test_names_of_a_table_are_found_however_they_are_written(tmp_path, form):
+def test_image_paths_of_a_csv_are_found_in_every_spelling(tmp_path, form):
     import unicodedata
 
     ways = {

@@ -16,7 +16,7 @@ def call(*arguments):
     return fedemb("plan", *arguments)
 
 
-def test_population_of_a_projection():
+def test_projection_states_simulated_and_projected_population():
     out = json.loads(call("--set", "policy.certify_at=[90000]", "--json"))
     (projection,) = out["projections"]
     assert (projection["simulated_at"], projection["population"]) == (28_000, 90_000)
@@ -42,7 +42,7 @@ def test_mechanisms_are_priced_from_a_configuration(changed):
     assert ("virtual clients a round in turn" in said) == (changed == TREE)
 
 
-def test_plan_prices_the_poster_as_its_page_says():
+def test_plan_command_of_the_method_page_prints_its_epsilon():
     (line,) = re.findall("fedemb plan (.*1.28.*)", METHOD.read_text())
     assert json.loads(call(*line.split(), "--json"))["epsilon"] == pytest.approx(3.03, abs=5e-3)
 
@@ -56,12 +56,12 @@ def test_plan_prices_the_poster_as_its_page_says():
         (["--set", "mechanism.rounds=100000", "--target-epsilon", "1e-9"], "epsilon"),
     ],
 )
-def test_wrong_numbers_are_refused(arguments, words):
+def test_plan_refuses_invalid_noise_and_epsilon(arguments, words):
     with pytest.raises(ConfigError, match=words):
         call(*arguments)
 
 
-def test_a_configuration_is_priced_as_the_run_would_be():
+def test_plan_applies_overrides_of_rounds_and_noise():
     overrides = ["--set", "mechanism.rounds=5", "--set", "mechanism.noise_multiplier=3"]
     out = json.loads(call("--config", "quickstart", *overrides, "--json"))
     assert out["rounds"] == 5

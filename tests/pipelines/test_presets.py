@@ -22,7 +22,7 @@ RELEASES = [
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_the_first_run_of_a_release_fits_the_policy_it_comes_with(name):
+def test_first_run_of_each_release_preset_fits_its_cap_and_delta(name):
     """The ledger adds runs up at one Rényi order, which costs more than the PLD of a single run."""
     config = load_config(name, ())
     plan = plan_mechanism(config)

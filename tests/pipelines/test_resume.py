@@ -10,7 +10,7 @@ from fedemb.errors import ConfigError, GateDenied, InputError, LedgerError, Plan
 from fedemb.foundation.section import Section
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.local import changed_config, paths_taken_over, steps_taken_over
+from fedemb.pipelines.run.local import changed_config, reused_paths, reused_steps
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.runtime.step import declared
 from tests.kit.pipeline_runs import honest_run
@@ -21,7 +21,7 @@ class _Changed(Section):
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-def test_every_section_is_bound_unless_it_is_one_of_four():
+def test_configuration_digest_covers_all_sections_except_the_free_ones():
     config = honest_run.config()
     whole = config_digest(config)
     other = {name: config.model_copy(update={name: _Changed()}) for name in RunConfig.model_fields}
@@ -32,7 +32,7 @@ def test_every_section_is_bound_unless_it_is_one_of_four():
         assert config_digest(other[name], name) != config_digest(config, name)
 
 
-def test_another_backend_is_another_configuration():
+def test_configuration_digest_depends_on_the_backend():
     """The plan says it too (`check_plan`); a digest that did not would leave it at that."""
     config = honest_run.config()
     other = config.updated({"training.backend": "jax"})
@@ -68,20 +68,20 @@ def _finish(run, steps):
         ("plan pretrain reserve partition train audit", "plan pretrain reserve partition train"),
     ],
 )
-def test_resumed_run_takes_over_partition_and_training_and_runs_the_rest(run, finished, taken):
+def test_resumed_run_reuses_partition_and_training_and_runs_the_rest(run, finished, taken):
     names = {name.partition("_")[0]: name for name in PIPELINE.steps}
     _finish(run, [names[verb] for verb in finished.split()])
-    assert steps_taken_over(run, None) == tuple(names[verb] for verb in taken.split())
+    assert reused_steps(run, None) == tuple(names[verb] for verb in taken.split())
 
 
-def test_steps_before_the_named_one_are_taken_over_with_their_outputs(run):
-    taken = steps_taken_over(run, "evaluate_model")
+def test_resume_from_a_step_reuses_the_outputs_of_earlier_steps(run):
+    taken = reused_steps(run, "evaluate_model")
     assert taken == PIPELINE.steps[:5]
-    paths = paths_taken_over(run, taken)
+    paths = reused_paths(run, taken)
     assert paths["train_model"] == {"model": str(run.output("model"))}
     run.output("model").unlink()
     with pytest.raises(InputError, match="--from train_model"):
-        paths_taken_over(run, taken)
+        reused_paths(run, taken)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_steps_before_the_named_one_are_taken_over_with_their_outputs(run):
 )
 def test_resume_step_must_exist_with_its_predecessors_done(run, start, words):
     with pytest.raises(InputError, match=words):
-        steps_taken_over(run, start)
+        reused_steps(run, start)
 
 
 def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
@@ -110,7 +110,7 @@ def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
 def test_repeated_steps_get_the_current_configuration(run):
     changed = changed_config(run, ["evaluation.bootstrap_samples=77"])
     run.change_config(changed)
-    paths = paths_taken_over(run, steps_taken_over(run, "evaluate_model"))
+    paths = reused_paths(run, reused_steps(run, "evaluate_model"))
     tasks = build_pipeline(PIPELINE, "one", paths).pipeline_spec.root.dag.tasks
     assert "plan-privacy" not in tasks
     told = tasks["evaluate-model"].inputs.parameters["config"].runtime_value.constant
@@ -121,7 +121,7 @@ def test_repeated_steps_get_the_current_configuration(run):
     "override",
     ["training.seed=9", "mechanism.rounds=7", "policy.delta=2e-5", "data.source.uri=other"],
 )
-def test_section_the_reservation_binds_is_refused_by_name(run, override):
+def test_changing_a_reserved_section_on_resume_is_refused(run, override):
     section = override.partition(".")[0]
     with pytest.raises(ConfigError, match=f"reserved for another {section}. Change only"):
         changed_config(run, [override, "evaluation.bootstrap_samples=77"])
@@ -137,7 +137,7 @@ def test_release_of_the_same_version_is_refused(run):
     assert changed_config(run, other).release.version == "v2"
 
 
-def test_run_goes_on_only_in_the_ledger_it_is_charged_in(run, tmp_path):
+def test_resume_with_another_ledger_is_refused(run, tmp_path):
     """Another one, with other keys, would charge it a second time."""
     runs = (honest_run.start(tmp_path / name) for name in ("one", "other"))
     one, other = (each.do("plan pretrain reserve") for each in runs)

@@ -90,7 +90,7 @@ def test_schedule_that_never_fires_is_refused(folder):
         load_schedule(change_schedule(folder, "weekly", cron="0 0 3 30 2 *"))
 
 
-def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
+def test_schedules_of_two_policies_have_separate_budgets(folder):
     change_schedule(
         folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.policy_id": "another"}
     )
@@ -116,7 +116,7 @@ def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
         ({"beam_options": ["--s3_secret_access_key=abc"]}, "a key or a password"),
     ],
 )
-def test_wrong_schedules_are_sentences(folder, changes, sentence):
+def test_invalid_schedules_are_refused(folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_schedule(change_schedule(folder, "wrong", **changes))
 
@@ -143,7 +143,7 @@ def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, pro
                 check_package(path, config=chosen)
 
 
-def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):
+def test_planning_and_reapplying_an_unchanged_folder_change_nothing(folder, kfp):
     changes = _plan(kfp, folder)
     assert _actions(changes) == [("create", "weekly")]
     assert "epsilon=" in str(changes[0])
@@ -167,7 +167,7 @@ def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):
     assert kfp.calls == before
 
 
-def test_a_change_is_created_disabled_and_the_old_one_goes_before_it_is_enabled(folder, kfp):
+def test_changed_schedule_disables_the_old_run_before_enabling_the_new(folder, kfp):
     _apply(kfp, folder)
     change_schedule(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
     assert _actions(_plan(kfp, folder)) == [("replace", "weekly")]
@@ -269,7 +269,7 @@ def test_a_recurring_run_that_kubeflow_could_not_list_is_removed(folder, cluster
     ("part", "field", "value"),
     [("metadata", "generateName", "another-name"), ("spec", "enabled", True)],
 )
-def test_an_object_that_is_not_ours_is_left(folder, cluster, part, field, value):
+def test_foreign_scheduled_workflow_is_not_deleted(folder, cluster, part, field, value):
     _apply(cluster, folder)
     (ours,) = cluster.scheduled_workflows.values()
     other = json.loads(json.dumps(ours))
@@ -331,7 +331,7 @@ def test_removed_schedules_are_disabled_and_foreign_runs_kept(folder, kfp):
     assert _actions(_plan(kfp, folder)) == [("keep", "nightly"), ("keep", "weekly")]
 
 
-def test_the_last_schedule_is_stopped_by_its_file_never_by_an_empty_folder(folder, kfp):
+def test_last_schedule_is_disabled_by_its_file_and_not_by_an_empty_folder(folder, kfp):
     """An empty folder is more likely the wrong one than a wish to stop everything."""
     _apply(kfp, folder)
     stopped = change_schedule(folder, "weekly", enabled=False)
@@ -358,14 +358,14 @@ def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(fol
     assert len(kfp.versions) == uploads + 1, "it would bear the name of the first policy"
 
 
-def test_api_refusals_and_timeouts_are_reported(folder, kfp):
+def test_forbidden_kubeflow_api_call_is_a_storage_error(folder, kfp):
     kubeflow = _kubeflow(kfp)
     kfp.fail_with = 403
     with pytest.raises(StorageError, match=r"answered 403 \(forbidden.*for namespace team-a"):
         recurring.plan(kubeflow, load_schedules(folder), NOW, _objects())
 
 
-def test_commands_print_cost_and_changes(folder, kfp):
+def test_schedule_command_prints_cost_and_changes(folder, kfp):
     from fedemb.pipelines.cli.main import app
 
     run = CliRunner().invoke
@@ -390,7 +390,7 @@ def test_commands_print_cost_and_changes(folder, kfp):
     assert len(kfp.enabled("fedemb", "weekly")) == 1
 
 
-def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, tmp_path):
+def test_package_that_the_profile_does_not_list_is_refused(folder, tmp_path):
     """The rules of compilation do not see whether the code of a step was changed."""
     loaded = load_schedule(folder / "weekly.yaml")
     digest = file_digest(loaded.package)
@@ -405,7 +405,7 @@ def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, t
         checked_digest(changed, ("cpu", str(pins)))
 
 
-def test_an_object_without_enabled_is_disabled_as_go_omits_false(kfp, cluster, folder):
+def test_scheduled_workflow_without_an_enabled_field_is_disabled(kfp, cluster, folder):
     _apply(kfp, folder)
     (made,) = kfp.scheduled_workflows.values()
     for enabled in (True, False):

@@ -176,7 +176,7 @@ def released(bucket, released_run):
     return run
 
 
-def _die_in_turn(*stores: str) -> None:
+def _fail_after_taking_tokens(*stores: str) -> None:
     for store in stores:
         FencingToken(store, "train_model")
     raise OSError("the disk is full")
@@ -190,7 +190,7 @@ def test_superseded_process_writes_no_outcome(released, bucket, tmp_path):
     assert ended.value.code == 3
     turns = str(tmp_path / "private")
     with pytest.raises(SystemExit), step_process("train_model", pod):
-        _die_in_turn(turns, turns)  # the second one is another process's
+        _fail_after_taking_tokens(turns, turns)  # the second one is another process's
     assert not list(bucket.rglob("outcome.json"))
     page, figures = _show(tmp_path, "monday", "FAILED")
     assert page.startswith("# Released\n")
@@ -201,7 +201,7 @@ def test_holder_of_the_fencing_token_writes_its_outcome(bucket, tmp_path):
     pod = _pod(tmp_path, "train-model", "monday", "model")
     turns = str(tmp_path / "private")
     with pytest.raises(SystemExit), step_process("train_model", pod):
-        _die_in_turn(turns, str(tmp_path / "elsewhere"))
+        _fail_after_taking_tokens(turns, str(tmp_path / "elsewhere"))
     (kept,) = bucket.rglob("outcome.json")
     assert json.loads(kept.read_text())["fencing_token"] == 1
 

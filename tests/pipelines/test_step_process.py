@@ -27,7 +27,7 @@ def test_fedemb_error_prints_one_sentence_and_exit_code(capfd):
     assert events[-1]["exit_code"] == 3
 
 
-def test_bug_in_a_private_step_does_not_quote_the_data(capfd):
+def test_unexpected_error_of_a_private_step_does_not_log_its_message(capfd):
     seen = "user Anna has 17 images"
     with pytest.raises(SystemExit) as caught, step_process("train_model", {}):
         raise ValueError(seen)
@@ -43,7 +43,7 @@ def test_bug_in_a_public_step_keeps_its_message():
         raise ValueError("what went wrong")
 
 
-def test_step_that_ends_well_says_so(capfd):
+def test_successful_step_logs_started_and_finished_events(capfd):
     with step_process("plan_privacy", {}):
         pass
     _, events = _events(capfd)

@@ -34,7 +34,7 @@ def test_every_module_of_a_step_is_declared_and_in_a_pipeline():
 
 
 @pytest.mark.planted_bug(21)
-def test_metadata_of_artifacts_is_the_golden_one(file_regression):
+def test_metadata_of_artifacts_matches_the_golden_file(file_regression):
     """Kubeflow keeps it where every user of the project reads: each value was reviewed."""
     lines = []
     for name, found in steps.all_steps().items():
@@ -57,7 +57,7 @@ def test_step_is_passed_each_of_its_inputs_and_nothing_else(given):
     with pytest.raises(TypeError, match=r"missing 1 required|unexpected keyword"):
         build_pipeline(replace(PIPELINE, flow=flow))
     for found in PIPELINE.declared():
-        assert PIPELINE.givers()[found.name].keys() - {"config"} == set(found.inputs)
+        assert PIPELINE.producers()[found.name].keys() - {"config"} == set(found.inputs)
 
 
 def test_each_step_has_a_service_account_of_its_own():
@@ -85,7 +85,7 @@ def test_output_without_a_kind_and_unknown_parameter_are_refused():
         step(image="light", outputs={}, rights=Rights(ledger="read"))(look_back)
 
 
-def test_only_what_is_public_is_cached_and_what_reads_users_is_private():
+def test_only_public_steps_are_cached_and_steps_that_read_users_are_private():
     for found in steps.all_steps().values():
         rights = found.rights.private
         users = [name for name in ("users", "evaluation") if rights.get(name) in ("read", "write")]
@@ -102,8 +102,8 @@ def test_every_step_leads_to_the_release():
     assert PIPELINE.name == lineage.PIPELINE
     names = [step.name for step in leading_to("release_model")]
     assert sorted(names) == sorted(PIPELINE.steps)
-    for name, givers in PIPELINE.givers().items():
-        assert {names.index(giver) < names.index(name) for giver in givers.values()} <= {True}
+    for name, producers in PIPELINE.producers().items():
+        assert {names.index(giver) < names.index(name) for giver in producers.values()} <= {True}
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ def no_waiting(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def doctor_is_content(monkeypatch):
+def skip_cluster_check(monkeypatch):
     """Other tests check the cluster itself."""
     monkeypatch.setattr("fedemb.pipelines.cli.cluster.check_cluster_first", lambda *_: None)
 
@@ -63,7 +63,7 @@ def _run_of(result) -> str:
 @pytest.mark.parametrize(
     "letter", ["a", "\u00e9", "\U0001f512"], ids=["1 byte", "2 bytes", "4 bytes"]
 )
-def test_a_text_is_fitted_by_bytes_and_two_long_texts_stay_different(letter):
+def test_long_texts_are_truncated_by_bytes_and_stay_distinct(letter):
     text = letter * (1024 // len(letter.encode()) // 4 + 1)
     assert len(fitted(text).encode()) <= LONGEST
     assert fitted(text + "1") != fitted(text + "2")
@@ -101,7 +101,7 @@ def test_other_configuration_or_again_starts_a_run(submit, kfp):
     assert len(kfp.runs) == 3
 
 
-def test_losing_submit_asks_to_run_again(submit, kfp, monkeypatch):
+def test_submit_that_loses_an_upload_race_asks_to_run_again(submit, kfp, monkeypatch):
     _run_of(submit())
     monkeypatch.setattr("fedemb.pipelines.cluster.kubeflow.Kubeflow._versions", lambda *_: {})
     assert "Run the command again" in str(submit("--again").exception), "uploaded in between"
@@ -176,12 +176,12 @@ def test_two_submissions_with_a_failed_call_start_one_run(request, kfp, submit, 
 
 
 @pytest.fixture
-def breaks_the_row(kfp, monkeypatch):
+def reject_run_rows(kfp, monkeypatch):
     """The database refuses the row, as it does where a text is too long for its column."""
     monkeypatch.setattr("tests.kit.servers.kfp_stand_in.LONGEST", 10)
 
 
-def test_failed_submit_with_a_live_workflow_is_not_repeated(submit, cluster, breaks_the_row):
+def test_failed_submit_with_a_live_workflow_is_not_repeated(submit, cluster, reject_run_rows):
     first = submit()
     (workflow,) = cluster.workflows
     name = workflow["metadata"]["name"]
@@ -204,7 +204,7 @@ def test_failed_submit_with_a_live_workflow_is_not_repeated(submit, cluster, bre
 
 @pytest.mark.parametrize("status", [403, None], ids=["forbidden", "no cluster"])
 def test_second_submit_with_unreadable_workflows_needs_again(
-    request, submit, kfp, breaks_the_row, status
+    request, submit, kfp, reject_run_rows, status
 ):
     if status is not None:
         request.getfixturevalue("cluster").cluster_status = status
@@ -247,7 +247,7 @@ def test_submit_sends_what_the_schedule_would(submit, kfp, folder, package):
     assert len(kfp.runs) == 1
 
 
-def test_mlflow_is_an_argument_of_the_run_and_changes_no_key(submit, kfp, folder, package):
+def test_mlflow_address_is_a_run_argument_and_not_part_of_the_run_key(submit, kfp, folder, package):
     """The same configuration is not trained and charged again for another tracking server."""
     run = kfp.runs[_run_of(submit("--mlflow", "https://mlflow.example"))]
     assert run["runtime_config"]["parameters"]["mlflow"] == "https://mlflow.example"
@@ -268,7 +268,7 @@ def test_a_package_of_another_pipeline_is_refused(kfp, package, tmp_path):
         check_package(other, config=load_config("quickstart", []))
 
 
-def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
+def test_resumed_submission_uses_the_run_id_of_the_crashed_run(submit, kfp):
     run = kfp.runs[_run_of(submit("--resume", "crashed-1"))]
     assert run["display_name"].endswith("(resumes crashed-1)")
     (filed,) = kfp.experiments.values()
@@ -288,7 +288,7 @@ def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
 
 
 @pytest.fixture
-def left(tmp_path, config):
+def old_root(tmp_path, config):
     """Public root of an earlier run that came to the gate; returns the root."""
     root = tmp_path / "public"
     tree = yaml.safe_load(config.read_text())
@@ -312,7 +312,7 @@ def _tasks(version: dict) -> dict:
     return spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
 
-def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, kfp, left):
+def test_submission_from_a_step_imports_the_outputs_of_earlier_steps(submit, kfp, old_root):
     where = ("--resume", "earlier", "--from", "account_privacy")
     _run_of(submit(*where))
     (version,) = kfp.versions.values()
@@ -324,7 +324,7 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
             assert value["taskOutputArtifact"]["producerTask"] in tasks
         assert set(task.get("dependentTasks", [])) <= set(tasks)
     address = tasks["import-train-model-model"]["inputs"]["parameters"]["uri"]
-    earlier = f"{left}/fedemb/earlier"
+    earlier = f"{old_root}/fedemb/earlier"
     assert address["runtimeValue"]["constant"] == f"{earlier}/train-model/e/model"
     spec, platform = yaml.safe_load_all(version["_content"])
     # An importer is not a step, so the rule does not know the kind of its output.
@@ -339,7 +339,7 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
     assert "nothing started" in again.stderr
     (run,) = kfp.runs.values()
     run["state"] = "FAILED"
-    (left / "fedemb" / "earlier").rename(left / "fedemb" / run["run_id"])
+    (old_root / "fedemb" / "earlier").rename(old_root / "fedemb" / run["run_id"])
     _run_of(submit(*where))
     _, later = kfp.versions.values()
     address = _tasks(later)["import-train-model-model"]["inputs"]["parameters"]["uri"]
@@ -355,14 +355,14 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
         (("--resume", "another", "--from", "account_privacy"), "were not found"),
     ],
 )
-def test_invalid_resume_of_a_submission_is_refused(submit, kfp, left, arguments, said):
+def test_invalid_resume_of_a_submission_is_refused(submit, kfp, old_root, arguments, said):
     result = submit(*arguments)
     assert said in str(result.exception)
     assert kfp.runs == {}
 
 
-def test_two_executions_of_a_step_are_ambiguous(submit, kfp, left):
-    other = left / "fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
+def test_resume_with_two_executions_of_a_step_is_refused(submit, kfp, old_root):
+    other = old_root / "fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
     other.parent.mkdir()
     other.write_text("{}")
     where = ("--resume", "earlier", "--from", "account_privacy")

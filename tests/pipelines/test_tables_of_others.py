@@ -117,7 +117,7 @@ def partition_of(tmp_path):
 
 
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
-def test_table_with_another_sign_between_columns_is_refused_with_it(tmp_path, sign):
+def test_csv_with_another_separator_is_refused_and_the_separator_shown(tmp_path, sign):
     path = table(
         tmp_path, f"file_name{sign}user_id{sign}label", lambda *row: plain(*row).replace(",", sign)
     )
@@ -178,7 +178,7 @@ def test_csv_with_missing_images_is_not_probed_completely(tmp_path, found, monke
     assert "set data.source.image_root" in refused.value.details[0]
 
 
-def test_class_in_two_spellings_is_named(tmp_path):
+def test_class_in_two_spellings_is_a_warning(tmp_path):
     path = table(tmp_path, "file_name,user_id,label", lambda n, user, _: f"{n}.jpg,{user},a{n % 2}")
     init(path, tmp_path, "--alike", "class")
     assert "differ" not in " ".join(checked(tmp_path).warnings)

@@ -62,7 +62,7 @@ def _play(users):
 
 
 @pytest.mark.planted_bug
-def test_record_and_replay():
+def test_neighbouring_data_differ_by_one_clipped_record_and_not_in_noise():
     """The same rounds on neighbouring data sets; nothing statistical."""
     grid, clip, moved = 2.0**PLAN.grid_bits, 1 + 1e-6, 0
     for there, gone in zip(_play(USERS | {TARGET}), _play(USERS), strict=True):
@@ -102,7 +102,7 @@ def test_noise_of_zero_input_has_the_scale_and_is_independent():
 
 
 @pytest.mark.planted_bug
-def test_replay_with_other_data():
+def test_noise_differs_for_other_sums_and_repeats_for_equal_sums():
     """The same round again with other sums must not get the same noise; with equal ones it must."""
     state = np.zeros(MANY, np.int64)
     other = state + 1
@@ -115,7 +115,7 @@ def test_replay_with_other_data():
 
 
 @pytest.mark.planted_bug
-def test_coin_chi_square():
+def test_sampling_is_binomial_and_independent_between_rounds():
     """Sizes of rounds against Binomial(G, q), and repeats in the next round, both at 1e-6."""
     q, groups, rounds, m = PLAN.sampling_probability, PLAN.virtual_clients, 300, _mechanism()
     world, table = World(USERS, groups), np.zeros((rounds, groups))

@@ -39,7 +39,7 @@ def record(update):
         ("", "total", "None", "None + self.draw"),
     ],
 )  # fmt: skip
-def test_code_is_found_however_it_is_formatted(function, old, new, wanted):
+def test_mutant_edit_matches_code_in_any_formatting(function, old, new, wanted):
     text = edited(SOURCE, Edit("sums", function, old, new))
     assert wanted in text
     assert text.count("def ") == SOURCE.count("def ")
@@ -87,7 +87,7 @@ def test_planted_bug_is_detected(mutant, planter):
 
 
 @pytest.mark.long
-def test_every_patch_fits_the_product():
+def test_every_mutant_applies_to_the_product():
     """A rewritten product needs its bugs written again, and says which."""
     for mutant in MUTANTS:
         patched(mutant)

@@ -43,7 +43,7 @@ def test_noise_of_rounds_and_of_neighbouring_attempts_is_uncorrelated():
     assert correlations(rows) < 6 / np.sqrt(DIM)
 
 
-def test_tree_noise_repeats_in_no_other_attempt():
+def test_tree_noise_of_different_attempts_is_uncorrelated():
     rows = np.stack([noise_of(a, "tree_aggregation")[0] for a in (ATTEMPT, *NEIGHBOURS)])
     assert correlations(rows) < 6 / np.sqrt(DIM)
 

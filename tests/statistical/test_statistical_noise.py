@@ -23,7 +23,7 @@ SIZE = 1_000_000
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 7.0])
-def test_noise_has_the_right_scale_and_no_other(scale):
+def test_noise_is_normal_with_the_configured_scale(scale):
     """Kolmogorov-Smirnov at 1 %; 2/3 and 3/2 of the scale are rejected at 1e-6 or better."""
     grid = 2.0**32
     z = noise.add_rounded_noise(np.zeros(SIZE, np.int64), ROOT, scale * grid) / grid
@@ -37,7 +37,7 @@ def test_noise_has_the_right_scale_and_no_other(scale):
     assert abs(kurtosis(z)) < 6 * math.sqrt(24 / SIZE)
 
 
-def test_normals_reach_the_tails():
+def test_tail_frequencies_of_the_normals_are_correct():
     """Counts beyond 3, 4 and 4.5 of 4 M normals, each within 6 standard deviations of a Poisson."""
     z = np.abs(noise.gaussian(ROOT, 4_000_000))
     for bound in (3.0, 4.0, 4.5):
@@ -45,7 +45,7 @@ def test_normals_reach_the_tails():
         assert abs((z > bound).sum() - expected) < 6 * math.sqrt(expected)
 
 
-def test_the_two_halves_of_a_pair_are_independent():
+def test_normals_of_a_box_muller_pair_are_independent():
     """They share their radius, so their squares must not correlate either: below 6 / sqrt(n)."""
     half = noise._BLOCK // 2
     z = noise.gaussian(ROOT, 2 * half)
@@ -81,7 +81,7 @@ def in_process(root: bytes, mode: str) -> str:
 
 
 @pytest.mark.slow
-def test_processes_differ_by_their_key_and_by_nothing_else():
+def test_output_of_a_process_depends_only_on_its_key():
     """XLA gives every process the same stream; ours follows the key, jit on or off.
 
     See docs/privacy/noise.md#why-no-framework-draws-the-noise.

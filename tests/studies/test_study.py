@@ -101,7 +101,7 @@ def recorded(tmp_path, monkeypatch) -> tuple[Study, Decided]:
     return study, decided
 
 
-def test_tables_and_figure_of_the_pages_are_those_of_the_rows(recorded):
+def test_study_tables_and_figure_match_the_recorded_results(recorded):
     study, _ = recorded
     before = {name: (study.cache / name).read_bytes() for name in ("study.md", "study.svg")}
     write_report(*recorded)
@@ -109,7 +109,7 @@ def test_tables_and_figure_of_the_pages_are_those_of_the_rows(recorded):
     assert before["study.svg"] == (REPOSITORY / "docs/images/study.svg").read_bytes()
 
 
-def test_the_preset_is_the_recipe_that_won(recorded):
+def test_preset_equals_the_best_recipe_of_the_study(recorded):
     preset, final = load_config("omniglot_identities"), OMNIGLOT.split("final")
     assert preset.partition.evaluation.values == final.evaluation
     assert set(preset.data.source.where["alphabet"]) == {*final.train, *final.evaluation}
@@ -272,7 +272,7 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
 # ---- Figure of the study of photos ----
 
 
-def test_figure_of_the_pages_shows_the_tables_of_the_study():
+def test_cars_figure_matches_the_recorded_results():
     found = gains()
     assert set(found) == set(METHODS)
     for rows in found.values():

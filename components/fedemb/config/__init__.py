@@ -20,7 +20,7 @@ from fedemb.config.policy import StorageConfig as StorageConfig
 from fedemb.config.policy import TuningConfig as TuningConfig
 from fedemb.config.run import FREE_SECTIONS as FREE_SECTIONS
 from fedemb.config.run import AnyMechanism as AnyMechanism
-from fedemb.config.run import PublicStart as PublicStart
+from fedemb.config.run import BackboneConfig as BackboneConfig
 from fedemb.config.run import RunConfig as RunConfig
 from fedemb.config.training import AugmentationConfig as AugmentationConfig
 from fedemb.config.training import LocalTrainingConfig as LocalTrainingConfig

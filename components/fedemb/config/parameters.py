@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from fedemb.config.policy import StorageConfig
-from fedemb.config.run import PublicStart, RunConfig
+from fedemb.config.run import BackboneConfig, RunConfig
 from fedemb.config.training import TrainingConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonObject
@@ -102,7 +102,7 @@ def run_config(values: Mapping[str, object]) -> RunConfig:
     return _checked(RunConfig, {**plain, **sections, "training": training, "storage": storage})
 
 
-def public_start(values: Mapping[str, object]) -> PublicStart:
+def backbone_config(values: Mapping[str, object]) -> BackboneConfig:
     """Returns the configuration of the public backbone from pipeline parameters.
 
     Args:
@@ -112,7 +112,7 @@ def public_start(values: Mapping[str, object]) -> PublicStart:
       ConfigError: as `run_config`.
     """
     sections = {name: _json(values[name], name) for name in ("model", "pretraining")}
-    return _checked(PublicStart, {**sections, "seed": values["seed"]})
+    return _checked(BackboneConfig, {**sections, "seed": values["seed"]})
 
 
 def _json(text: object, name: str) -> JsonObject:

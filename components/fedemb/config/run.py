@@ -86,7 +86,7 @@ def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
     return private.uri == public.uri != "builtin" and not apart
 
 
-class PublicStart(Section):
+class BackboneConfig(Section):
     """The part of a configuration that determines the public backbone.
 
     `pretrain_public` receives only this section, so its cached result depends on nothing else.
@@ -189,9 +189,11 @@ class RunConfig(Section):
                 )
         return self
 
-    def public_start(self) -> PublicStart:
+    def backbone_config(self) -> BackboneConfig:
         """Returns the settings that public pretraining depends on."""
-        return PublicStart(model=self.model, pretraining=self.pretraining, seed=self.training.seed)
+        return BackboneConfig(
+            model=self.model, pretraining=self.pretraining, seed=self.training.seed
+        )
 
     def released_as(self, run_id: str) -> tuple[str, str]:
         """Returns the name and version under which a run is published."""

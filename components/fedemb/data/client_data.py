@@ -45,7 +45,7 @@ from fedemb.data.records import UserRecord, decode_user
 from fedemb.errors import ArtifactError, PlanMismatch, StorageError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.document import read_json
-from fedemb.keys import commit_to_people
+from fedemb.keys import commit_to_users
 
 if TYPE_CHECKING:
     from array_record.python.array_record_module import ArrayRecordReader
@@ -134,7 +134,7 @@ class FolderCommitment:
     run_id: str
     attempt: int
     value: str
-    """Keyed commitment, see `keys.commit_to_people`."""
+    """Keyed commitment, see `keys.commit_to_users`."""
     key: bytes = field(repr=False)
     """Commitment key of the policy."""
 
@@ -169,7 +169,7 @@ def verified_copy(source: Path, commitment: FolderCommitment) -> Iterator[Verifi
                 f"{error.strerror}. The copy needs as much space as the folder; set TMPDIR"
             ) from error
         of_people = commitment.run_id, commitment.attempt, json_digest(digests)
-        if commit_to_people(commitment.key, *of_people) != commitment.value:
+        if commit_to_users(commitment.key, *of_people) != commitment.value:
             raise PlanMismatch(
                 f"{source.name}/ of run {commitment.run_id} is not the folder the run is bound to "
                 "in the ledger: it was changed or replaced, or another storage.private_root is "

@@ -144,7 +144,7 @@ def _guess_table(
     elif kind == "csv" and not any("/" in file.name for file in files):
         tree["image_root"] = image_root_of(files[0], columns["image_id"] or "")
     final = _with_named(columns, named)
-    check_columns(files[0].said, names, [name for name in final.values() if name])
+    check_columns(files[0].title, names, [name for name in final.values() if name])
     if kind == "parquet" and (label := final.get("label")):
         with open_parquet(files[0]) as file:
             tree["label_names"] = _class_names(file.schema_arrow.metadata or {}, label)

@@ -56,7 +56,7 @@ def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
             with open_parquet(part) as file:
                 check_parquet(part, file.schema_arrow, source, wanted)
         elif kind == "csv":
-            check_columns(part.said, csv_columns(part), wanted, header=False)
+            check_columns(part.title, csv_columns(part), wanted, header=False)
     return files
 
 
@@ -119,7 +119,7 @@ def find_files(uri: str, kind: str) -> list[Part]:
     place = locate(uri)
     store = open_store(place.root)
     if not place.pattern and place.rest and store.exists(place.rest):
-        return [Part(store.uri, place.rest, said=place.rest)]
+        return [Part(store.uri, place.rest, title=place.rest)]
     names = [entry.name for entry in place.entries()]
     if not place.pattern:
         names = [name for name in names if ENDINGS[kind].search(name)]
@@ -129,7 +129,8 @@ def find_files(uri: str, kind: str) -> list[Part]:
         )
     places = [f"file {n} of {len(names)} of {uri} (by name)" for n in range(1, len(names) + 1)]
     return [
-        Part(store.uri, name, said=place) for name, place in zip(sorted(names), places, strict=True)
+        Part(store.uri, name, title=place)
+        for name, place in zip(sorted(names), places, strict=True)
     ]
 
 
@@ -167,7 +168,7 @@ def check_parquet(
 
     image = source.columns.image
     of_path = [name for name in path_values(part.name) if name not in schema.names]
-    check_columns(part.said, [*schema.names, *of_path], [image, *wanted])
+    check_columns(part.title, [*schema.names, *of_path], [image, *wanted])
     kind = schema.field(image).type if image in schema.names else pa.string()
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
@@ -178,13 +179,13 @@ def check_parquet(
     known = (is_a.is_binary, is_a.is_large_binary, is_a.is_binary_view, is_a.is_null)
     if not any(is_known(kind) for is_known in known):
         raise InputError(
-            f"column {image!r} of {part.said} holds {kind}, expected encoded image bytes; name the "
-            "right one in data.source.columns.image"
+            f"column {image!r} of {part.title} holds {kind}, expected encoded image bytes; name "
+            "the right one in data.source.columns.image"
         )
     for name in wanted:
         kind = schema.field(name).type if name in schema.names else pa.string()
         if pa.types.is_nested(kind):
             raise InputError(
-                f"Column {name!r} of {part.said} holds {kind}, which is several values. Name a "
+                f"Column {name!r} of {part.title} holds {kind}, which is several values. Name a "
                 "column of text or whole numbers in data.source.columns."
             )

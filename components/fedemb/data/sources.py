@@ -136,7 +136,7 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
                     }
                     yield Batch(images.to_pylist(), others)
             except (OSError, pa.ArrowException) as error:
-                raise InputError(f"{part.said} is damaged in the middle; copy it again") from error
+                raise InputError(f"{part.title} is damaged in the middle; copy it again") from error
 
 
 def _values(column: Array) -> list[Cell]:

@@ -32,7 +32,7 @@ class Part:
     """Address of the store."""
     name: str
     """Name of the file in the store; empty for folders."""
-    said: str = "a file of the source"
+    title: str = "a file of the source"
     """Name of the file in errors, because the file name may contain a user ID
     (`user=ada/0.parquet`)."""
     row_group: int | None = None
@@ -87,10 +87,10 @@ def as_file(part: Part) -> Iterator[Path]:
         with open_store(part.root).as_file(part.name) as path:
             yield path
     except FileNotFoundError as error:
-        raise InputError(f"{part.said} is gone from {part.root}; check data.source.uri") from error
+        raise InputError(f"{part.title} is gone from {part.root}; check data.source.uri") from error
     except PermissionError as error:
         raise StorageError(
-            f"{part.said} in {part.root} is not readable. Fix the permissions."
+            f"{part.title} in {part.root} is not readable. Fix the permissions."
         ) from error
 
 
@@ -153,7 +153,7 @@ def open_csv(
     """
     with as_file(part) as path:
         # The reader would take the first of two columns with one name.
-        check_columns(part.said, _names_in_line_1(part, path), columns, header=False)
+        check_columns(part.title, _names_in_line_1(part, path), columns, header=False)
         with _csv_reader(part, path, odd, columns) as table:
             yield table
 
@@ -197,7 +197,7 @@ def _names_in_line_1(part: Part, path: Path) -> list[str]:
             with open_regular(path) as file:
                 code = "utf-16" if file.read(2) in _UTF_16 else "latin1"
             raise InputError(
-                f"Line 1 of {part.said}, which names the columns, is not UTF-8. Save the table as "
+                f"Line 1 of {part.title}, which names the columns, is not UTF-8. Save the table as "
                 f"UTF-8, for example by `iconv -f {code} -t utf-8`."
             ) from error
 
@@ -206,12 +206,12 @@ def bad_csv(part: Part, why: str) -> InputError:
     """Returns the error for a CSV file that pyarrow does not read."""
     if "straddling" in why or "Empty CSV file or block" in why:
         return InputError(
-            f"{part.said} has a row of more than {LARGEST_ROW:,} bytes. Close the quote that is "
+            f"{part.title} has a row of more than {LARGEST_ROW:,} bytes. Close the quote that is "
             "open there, or write a shorter row."
         )
     if "Empty CSV file" in why:
-        return InputError(f"{part.said} is empty. Write a table with a header line.")
-    return InputError(f"{part.said} cannot be read as CSV with a header line; check it")
+        return InputError(f"{part.title} is empty. Write a table with a header line.")
+    return InputError(f"{part.title} cannot be read as CSV with a header line; check it")
 
 
 @contextmanager
@@ -296,11 +296,11 @@ def open_parquet(part: Part) -> Iterator[ParquetFile]:
             raise
         except UnicodeDecodeError as error:  # of any column, also one that is not read
             raise InputError(
-                f"{part.said} has a column whose name is not UTF-8 text. Rename the column, or "
+                f"{part.title} has a column whose name is not UTF-8 text. Rename the column, or "
                 "copy the file again if it is damaged."
             ) from error
         except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{part.said} {_not_parquet(str(error))}") from error
+            raise InputError(f"{part.title} {_not_parquet(str(error))}") from error
         with file:
             yield file
 
@@ -358,7 +358,7 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
                         raise EOFError
                     if length > LARGEST_RECORD:  # before allocating that memory
                         raise InputError(
-                            f"{part.said} has a record of {length:,} bytes, more than "
+                            f"{part.title} has a record of {length:,} bytes, more than "
                             f"{LARGEST_RECORD:,}; write smaller records"
                         )
                     record = file.read(length)
@@ -370,5 +370,5 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
             raise
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
-                f"{part.said} is not a whole TFRecord file (cut, damaged or ZLIB); copy it again"
+                f"{part.title} is not a whole TFRecord file (cut, damaged or ZLIB); copy it again"
             ) from error

@@ -53,11 +53,11 @@ class Evidence:
         return (self.plan, self.users, self.model, self.audit, self.utility)
 
     @property
-    def unnamed(self) -> tuple[Written[Document], ...]:
+    def unrecorded(self) -> tuple[Written[Document], ...]:
         """Returns signed documents that no ledger record names and that can be rewritten."""
         return (self.audit, self.utility)
 
-    def counting(self, reserved: int, reported: int) -> Iterator[tuple[Written[Document], int]]:
+    def trusted_at(self, reserved: int, reported: int) -> Iterator[tuple[Written[Document], int]]:
         """Yields each signed document with the ledger record at which its key must be trusted.
 
         A key that was retired between reservation and report is still valid for documents that the
@@ -66,7 +66,7 @@ class Evidence:
         record, not at that of the reservation.
         """
         for document in self.signed:
-            yield document, reported if document in self.unnamed else reserved
+            yield document, reported if document in self.unrecorded else reserved
 
     @property
     def config_sha(self) -> str:

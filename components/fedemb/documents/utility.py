@@ -29,7 +29,7 @@ LEAST_RESAMPLED = 6
 five gain by chance in 1 of 32 cases, and every resample of them shows a gain."""
 
 
-def starts_of(config: RunConfig) -> tuple[str, ...]:
+def baselines_of(config: RunConfig) -> tuple[str, ...]:
     """Returns the baselines of a run's model, as field names of its utility report.
 
     The baselines are:
@@ -54,10 +54,10 @@ def starts_of(config: RunConfig) -> tuple[str, ...]:
     return ("public_backbone", *(name for name, asked in others.items() if asked))
 
 
-class OverStarts(ABC):
+class WithBaselines(ABC):
     """Base of both utility reports: the paired gain over the best baseline."""
 
-    starts: ClassVar[tuple[str, ...]]
+    baselines: ClassVar[tuple[str, ...]]
     """Fields of the baselines that need no private data; the first wins a tie."""
 
     @abstractmethod
@@ -69,14 +69,14 @@ class OverStarts(ABC):
         """Returns the paired difference in the headline figure: this model minus another."""
 
     @property
-    def measured_starts(self) -> dict[str, Interval]:
+    def measured_baselines(self) -> dict[str, Interval]:
         """Returns the headline figure of each measured baseline."""
-        return {name: found for name in self.starts if (found := self.headline(name))}
+        return {name: found for name in self.baselines if (found := self.headline(name))}
 
     @property
-    def best_start(self) -> str | None:
+    def best_baseline(self) -> str | None:
         """Returns the baseline with the highest figure; None: the public one was not measured."""
-        found = self.measured_starts
+        found = self.measured_baselines
         if "public_backbone" not in found:
             return None
         return max(found, key=lambda name: found[name].value)
@@ -84,7 +84,7 @@ class OverStarts(ABC):
     @property
     def gain(self) -> Interval | None:
         """Returns the gain of private training: the model minus the best baseline, paired."""
-        return self.difference(self.best_start) if self.best_start else None
+        return self.difference(self.best_baseline) if self.best_baseline else None
 
 
 class Classified(Part):
@@ -176,7 +176,7 @@ class Confusion(Part):
         return self
 
 
-class ClassifierReport(Document, OverStarts):
+class ClassifierReport(Document, WithBaselines):
     """Written by evaluate_model for a classifier."""
 
     kind: ClassVar[str] = "classifier_report"
@@ -211,8 +211,8 @@ class ClassifierReport(Document, OverStarts):
     by_group: ClassifiedParts | None
     """Figures by group; None: no column names groups."""
 
-    headline_words: ClassVar[str] = "top-1"
-    starts: ClassVar = ("public_backbone", "untrained", "most_frequent")
+    headline_label: ClassVar[str] = "top-1"
+    baselines: ClassVar = ("public_backbone", "untrained", "most_frequent")
 
     @property
     def measured(self) -> bool:
@@ -252,7 +252,8 @@ class ClassifierReport(Document, OverStarts):
     @model_validator(mode="after")
     def _of_one_measurement(self) -> ClassifierReport:
         named: dict[str, ComparedClassifier | None] = {
-            name: getattr(self, name) for name in (*self.starts, "centralized", "previous_release")
+            name: getattr(self, name)
+            for name in (*self.baselines, "centralized", "previous_release")
         }
         for other in filter(None, named.values()):
             if self.model is None:
@@ -389,7 +390,7 @@ class Bootstrap(Part):
     """Number of subgroups drawn before the units inside them; None: only units were drawn."""
 
 
-class UtilityReport(Document, OverStarts):
+class UtilityReport(Document, WithBaselines):
     """Written by evaluate_model for embeddings."""
 
     kind: ClassVar[str] = "utility_report"
@@ -425,7 +426,7 @@ class UtilityReport(Document, OverStarts):
     previous_release: Previous | None
 
     features: ClassVar = ("public_backbone", "frozen_features", "network_output")
-    starts: ClassVar = (*features, "untrained", "raw_pixels")
+    baselines: ClassVar = (*features, "untrained", "raw_pixels")
 
     @property
     def measured(self) -> bool:
@@ -439,7 +440,7 @@ class UtilityReport(Document, OverStarts):
         return min(measured, self.bootstrap.groups or measured)
 
     @property
-    def headline_words(self) -> str:
+    def headline_label(self) -> str:
         """Returns the description of the headline figure."""
         return f"recall at false accept rate {self.headline_rate}"
 
@@ -460,7 +461,7 @@ class UtilityReport(Document, OverStarts):
     def _of_one_measurement(self) -> UtilityReport:
         if self.measured != bool(self.retrieval and self.headline_rate in self.recall_at_far):
             raise ValueError("some fields are measured and others are empty")
-        for other in (*(getattr(self, name) for name in self.starts), self.centralized):
+        for other in (*(getattr(self, name) for name in self.baselines), self.centralized):
             if other is not None:
                 _paired(self.recall_at_far, other.recall_at_far, other.difference)
                 self._same_depths(other)

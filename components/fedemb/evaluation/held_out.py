@@ -15,7 +15,7 @@ from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.fields import SubgroupName
-from fedemb.documents.utility import rate_name, starts_of
+from fedemb.documents.utility import baselines_of, rate_name
 from fedemb.errors import InputError
 from fedemb.evaluation.metrics import Retrieval, Verification, arrange, rates_at, retrieve, verify
 from fedemb.evaluation.pairs import MAX_UNITS, Estimate
@@ -76,7 +76,7 @@ class Subjects:
 
 
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model]:
-    """Returns the trained model and those baselines of `starts_of` that are models."""
+    """Returns the trained model and those baselines of `baselines_of` that are models."""
     from fedemb.models.backbone_files import load_backbone
     from fedemb.models.backbones import build_backbone, cut
     from fedemb.models.imported import network_output
@@ -95,7 +95,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model
         "raw_pixels": lambda: raw_pixels(config.model),
     }
     models = {"model": load_backbone(artifacts.model / "backbone.keras", config.model)}
-    return models | {name: makers[name]() for name in starts_of(config) if name in makers}
+    return models | {name: makers[name]() for name in baselines_of(config) if name in makers}
 
 
 def first_images(users: Iterator[UserRecord], limit: int) -> Iterator[UserRecord]:

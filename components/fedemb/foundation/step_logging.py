@@ -31,7 +31,7 @@ of compiled pipelines refuse it."""
 Kind = Literal["step_started", "step_finished", "step_failed", "outcome_not_kept"]
 
 PARTITIONED = "partitioned the private images of run %s"
-BEGUN = (
+TRAINING_STARTED = (
     "run %s started training before and resumes with its original users; users deleted since then "
     "are left out from the next run on"
 )
@@ -51,7 +51,7 @@ AUDITED = "audited: %s"
 LINES = frozenset(
     {
         PARTITIONED,
-        BEGUN,
+        TRAINING_STARTED,
         RESUMING,
         ROUND,
         FEATURES,

@@ -12,7 +12,7 @@ from fedemb.keys.stores import KEY_BYTES as KEY_BYTES
 from fedemb.keys.stores import KeyStore as KeyStore
 from fedemb.keys.stores import LocalKeyStore as LocalKeyStore
 from fedemb.keys.stores import commit_to as commit_to
-from fedemb.keys.stores import commit_to_people as commit_to_people
+from fedemb.keys.stores import commit_to_users as commit_to_users
 from fedemb.keys.stores import commitment_key as commitment_key
 from fedemb.keys.stores import derive as derive
 from fedemb.keys.stores import partition_key as partition_key

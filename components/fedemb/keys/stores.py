@@ -155,7 +155,7 @@ def commitment_key(store: KeyStore, policy_id: str) -> bytes:
     return derive(store.fetch(policy_key_name(policy_id)), "commitment")
 
 
-def commit_to_people(key: bytes, run_id: str, attempt: int, digest: str) -> str:
+def commit_to_users(key: bytes, run_id: str, attempt: int, digest: str) -> str:
     """Returns the keyed commitment to the users of one attempt, by the digest of their folder.
 
     Run and attempt are part of the commitment. Otherwise equal commitments of two attempts would

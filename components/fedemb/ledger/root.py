@@ -227,7 +227,7 @@ def policies(store: Store) -> list[str]:
     )
 
 
-def begin_policy(
+def init_policy(
     ledger: Ledger, terms: PolicyTerms, keys: KeyStore, rollback_anchor: str | None = None
 ) -> None:
     """Writes record 0 with the owner's key. Idempotent for the same terms.
@@ -403,7 +403,7 @@ def _current(ledger: Ledger, role: str) -> TrustedKey:
     return ledger.chain.trust.current(role)
 
 
-def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
+def refuse_emptied(ledger: Ledger, keys: KeyStore) -> None:
     """Rejects an empty ledger of a used policy, because its recorded privacy loss would be lost.
 
     Raises:

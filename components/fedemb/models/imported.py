@@ -20,7 +20,7 @@ from fedemb.models.backbones import HEAD, check_backbone, reinitialize, without_
 from fedemb.models.keras_backend import Model, all_layers
 from fedemb.models.layers import whitened_layer
 from fedemb.models.networks import NETWORKS, embedding
-from fedemb.models.pixel_formats import rescaled, told_pixels
+from fedemb.models.pixel_formats import declared_pixels, rescaled
 from fedemb.models.public_features import features_of, tapped
 
 _OWN = ("MirrorImage", "Scattering", "StandardizedConv2D", "Whitened")
@@ -165,7 +165,7 @@ def known_pixels(path: Path) -> tuple[str, str] | None:
     card = read_card(path)
     if card is not None:
         return card.pixels, "its card"
-    return told_pixels(_description(path)["config"])
+    return declared_pixels(_description(path)["config"])
 
 
 def _description(path: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _BY_NAME = {
 """Output format of `preprocess_input` in Keras applications, by network name."""
 
 
-def told_pixels(net: Mapping[str, Json]) -> tuple[str, str] | None:
+def declared_pixels(net: Mapping[str, Json]) -> tuple[str, str] | None:
     """Returns the training pixel format of a network and the evidence for it; None if unknown.
 
     A first layer that rescales pixels expects 0..255, or its format is unknown.
@@ -69,7 +69,7 @@ def told_pixels(net: Mapping[str, Json]) -> tuple[str, str] | None:
     if inner and inner[0].get("class_name") in ("Rescaling", "Normalization"):
         return ("0..255", f"its layer {settings.get('name')}") if _takes_bytes(settings) else None
     if len(inner) == 1 and "layers" in settings:
-        return told_pixels(settings)
+        return declared_pixels(settings)
     name = str(net.get("name"))
     if [_settings(layer).get("name") for layer in inputs] == ["images"] and name in NETWORKS:
         return "-1..1", f"{name} of this package"

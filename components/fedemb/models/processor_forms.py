@@ -23,7 +23,7 @@ _ROWS_COLUMNS_CHANNELS = ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 """Axes of images, kernel and result that Keras uses: NHWC, HWIO, NHWC."""
 
 
-def for_processor(
+def rewritten_for_cpu(
     function: Callable[[Sequence[jax.Array], jax.Array], jax.Array],
 ) -> Callable[[Sequence[jax.Array], jax.Array], jax.Array]:
     """Returns a function of weights and images with convolutions and pooling in other forms.

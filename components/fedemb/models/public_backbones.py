@@ -21,7 +21,7 @@ from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
 from fedemb.foundation.canonical_json import file_digest, sha256_hex
 from fedemb.models.backbone_files import BackboneCard, require_finite, write_backbone
 from fedemb.models.keras_backend import Model, Node, input_node, keras_layers
-from fedemb.models.pixel_formats import BY_KIND, Pixels, converted, told_pixels
+from fedemb.models.pixel_formats import BY_KIND, Pixels, converted, declared_pixels
 
 _LITES = {
     "efficientnet_lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -166,7 +166,7 @@ def _application(
             f"pixels ({type(error).__name__}). Pass a larger --size, or the file that Keras "
             "downloads with --weights"
         ) from error
-    told = told_pixels(network.get_config())
+    told = declared_pixels(network.get_config())
     if told is None:
         raise ConfigError(f"The pixel values of {origin} are not known. Choose another one.")
     images = input_node((size, size, 3), "images")

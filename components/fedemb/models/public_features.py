@@ -1,8 +1,8 @@
 """Features of an imported backbone, and embeddings that keep them beside the private projection.
 
 All constants of the features come from public images: `fit_features` is called only by the step
-`pretrain_public`, whose only input is a `PublicStart`. The constants are weights that never train,
-so they travel in the file of the backbone and in the release, under its digest.
+`pretrain_public`, whose only input is a `BackboneConfig`. The constants are weights that never
+train, so they travel in the file of the backbone and in the release, under its digest.
 """
 
 from __future__ import annotations

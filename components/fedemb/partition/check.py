@@ -147,7 +147,7 @@ def _require_images(counts: Counter[str], missing: str, source: SourceConfig) ->
     if _PROBED <= counts["rows"] == counts["image_missing"]:
         raise InputError(
             f"None of the first {counts['rows']:,} rows has an image. Correct the names of images.",
-            *looked_for(missing, source),
+            *missing_image_hint(missing, source),
         )
 
 
@@ -272,9 +272,9 @@ def check(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -
     return Check(
         problems=tuple(_problems(config, census, fraction)),
         warnings=(
-            *folded_ids(census),
+            *decimal_id_warning(census),
             *examples(census),
-            *looked_for(census.missing, config.data.source),
+            *missing_image_hint(census.missing, config.data.source),
             *spellings(census),
             *misplaced(census),
             *_warnings(config, census.sizes),
@@ -392,7 +392,7 @@ def spellings(census: Census) -> list[str]:
     return [f"Classes differ in case only: {shown}. Merge them if they are the same."][: len(twice)]
 
 
-def looked_for(missing: str, source: SourceConfig) -> list[str]:
+def missing_image_hint(missing: str, source: SourceConfig) -> list[str]:
     """Returns a sentence about an image file that a table names and that does not exist."""
     if not missing or source.file_format != "csv":
         return []
@@ -433,7 +433,7 @@ def misplaced(census: Census) -> list[str]:
     return found
 
 
-def folded_ids(census: Census) -> list[str]:
+def decimal_id_warning(census: Census) -> list[str]:
     """Warning about ids that are whole numbers written as decimals; empty: no such id."""
     count = census.counts["user_id_as_decimal"]
     if not count:

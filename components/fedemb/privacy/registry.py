@@ -1,7 +1,7 @@
 """Registry of mechanisms by `kind`; creates and reads plans.
 
 To add a mechanism, add a module with a section and a subclass of `MechanismPlan`, an entry here,
-and an entry in `fedemb.reports.privacy_words`.
+and an entry in `fedemb.reports.privacy_text`.
 """
 
 from __future__ import annotations

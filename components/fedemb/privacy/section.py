@@ -24,7 +24,7 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-class UnitWords(NamedTuple):
+class UnitText(NamedTuple):
     """Text fragments for a privacy unit."""
 
     one: str
@@ -40,8 +40,8 @@ class UnitWords(NamedTuple):
     """Covered and uncovered data, in sentences."""
 
 
-UNITS: dict[Unit, UnitWords] = {
-    "user": UnitWords(
+UNITS: dict[Unit, UnitText] = {
+    "user": UnitText(
         one="user",
         many="users",
         whole="one user with everything they own",
@@ -50,7 +50,7 @@ UNITS: dict[Unit, UnitWords] = {
         covered="All images under one user id are covered together, however many. A person with "
         "two user ids counts as two users; images of a person in another account are not covered.",
     ),
-    "image": UnitWords(
+    "image": UnitText(
         one="image",
         many="images",
         whole="one image",

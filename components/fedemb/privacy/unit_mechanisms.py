@@ -46,7 +46,7 @@ def binomial_mixture(images: int, probability: float, noise_multiplier: float) -
 # Bases of mechanisms that sample units independently: one vector of norm at most C each.
 
 
-class UnitsAloneConfig(MechanismConfig):
+class PerUnitSamplingConfig(MechanismConfig):
     """Each unit of the policy contributes one separate clipped vector."""
 
     samples_units = True
@@ -55,7 +55,7 @@ class UnitsAloneConfig(MechanismConfig):
     """Expected units per round (B), a public constant that divides the noised sum."""
 
 
-class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
+class PerUnitSampling(PerUnitSamplingConfig, MechanismPlan):
     """Mechanism in which no unit changes the contribution of another unit."""
 
     @property
@@ -73,7 +73,7 @@ class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
         """Returns None: the mechanism does not group users."""
 
 
-class AllUnitsConfig(UnitsAloneConfig):
+class AllUnitsConfig(PerUnitSamplingConfig):
     """Every unit contributes to every round."""
 
     units_per_round: PositiveInt
@@ -119,7 +119,7 @@ class AllUnits(AllUnitsConfig, PerUnitSampling):
 # one user with all of their data, or one image.
 
 
-class PoissonGaussianConfig(UnitsAloneConfig):
+class PoissonGaussianConfig(PerUnitSamplingConfig):
     """DP-SGD: independently sampled units, one clipped vector each; sensitivity C."""
 
     kind: Literal["poisson_gaussian"] = "poisson_gaussian"

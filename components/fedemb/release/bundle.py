@@ -105,7 +105,7 @@ def write_manifest(bundle: Path, identity: Identity, signer: Signer) -> None:
     )
 
 
-def check_seal(bundle: Path, trust: TrustStore) -> Written[ReleaseManifest]:
+def check_bundle(bundle: Path, trust: TrustStore) -> Written[ReleaseManifest]:
     """Checks that a bundle is complete and signed; parses no file but its manifest, and returns it.
 
     Raises:
@@ -122,12 +122,12 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[ReleaseManifest]:
 
 
 def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[ReleaseManifest], Ledger]:
-    """Checks a bundle like `check_seal`, with pinned keys only; its ledger lists the newest keys.
+    """Checks a bundle like `check_bundle`, with pinned keys only; its ledger lists the newest keys.
 
     The check proves that the files are the released ones. It does not check the release decision.
 
     Raises:
-      SignatureInvalid: as `check_seal`, or the ledger of the bundle is invalid.
+      SignatureInvalid: as `check_bundle`, or the ledger of the bundle is invalid.
       ArtifactError: the manifest is missing or unreadable.
     """
     check_form(bundle)
@@ -432,7 +432,7 @@ class Marker:
     def _stored(self, name: str) -> Written[ReleaseManifest]:
         """Returns the manifest of a stored tree, after checking its signature and its run."""
         with local_tree(join(self._store.uri, name)) as tree:
-            manifest = check_seal(tree, self._trust)  # any writer of the store could create it
+            manifest = check_bundle(tree, self._trust)  # any writer of the store could create it
             report = read(tree / REPORT, PrivacyReport).body
         run = (self._identity.run_id, self._identity.attempt)
         if not self._is_mine(manifest.body) or (report.run_id, report.attempt) != run:

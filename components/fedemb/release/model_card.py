@@ -26,17 +26,17 @@ from fedemb.ledger import Ledger
 from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
 from fedemb.release.decide import applied_waivers
-from fedemb.reports import privacy_words
+from fedemb.reports import privacy_text
 from fedemb.reports.headline import Headline, RunFacts, headline
 from fedemb.reports.lineage import FILE_NAME, write_run
-from fedemb.reports.measured_words import (
+from fedemb.reports.pages import report_page
+from fedemb.reports.report import render
+from fedemb.reports.utility_text import (
     audit_sentence,
-    best_start,
+    best_baseline,
     floors_sentence,
     utility_sentence,
 )
-from fedemb.reports.pages import report_page
-from fedemb.reports.report import render
 from fedemb.runtime.step import leading_to
 
 
@@ -48,11 +48,11 @@ def release_headline(
     return headline(facts, waivers=applied_waivers(ledger, waived, report.body))
 
 
-Judged = tuple[Evidence, Written[PrivacyReport], Ledger]
+ReleaseEvidence = tuple[Evidence, Written[PrivacyReport], Ledger]
 """Documents of a run, its signed report, and the ledger up to the release."""
 
 
-def write_card(folder: Path, judged: Judged, waived: Sequence[str]) -> None:
+def write_card(folder: Path, judged: ReleaseEvidence, waived: Sequence[str]) -> None:
     """Writes the configuration and the card of a bundle."""
     evidence, report, ledger = judged
     # Addresses of the stores are internal, and no digest of the run binds them.
@@ -64,7 +64,7 @@ def write_card(folder: Path, judged: Judged, waived: Sequence[str]) -> None:
 
 
 def write_pages(
-    folder: Path, judged: Judged, *, verdict: str, time: datetime | None = None
+    folder: Path, judged: ReleaseEvidence, *, verdict: str, time: datetime | None = None
 ) -> None:
     """Writes the page and the lineage of a bundle, which need kfp and OpenLineage.
 
@@ -115,8 +115,8 @@ def model_card(
         report=report,
         cumulative=report.cumulative,
         unit=UNITS[unit],
-        words=privacy_words,
-        meaning=privacy_words.meaning(plan_from_json(evidence.plan.body.plan), report.guarantee),
+        words=privacy_text,
+        meaning=privacy_text.meaning(plan_from_json(evidence.plan.body.plan), report.guarantee),
         assumptions=assumptions(unit),
         limitations=limitations(unit),
         audit=audit_sentence(evidence.audit.body),
@@ -173,8 +173,8 @@ def _results(utility: AnyUtility, task: str, unit: Unit) -> list[dict[str, Any]]
             f"recall_at_far_{rate}": (f"recall at false accept rate {rate}", recall)
             for rate, recall in utility.recall_at_far.items()
         }
-    words = f"{utility.headline_words}: gain over {best_start(utility)}"
-    found["gain_over_best_start"] = (words, utility.gain)
+    words = f"{utility.headline_label}: gain over {best_baseline(utility)}"
+    found["gain_over_best_baseline"] = (words, utility.gain)
     metrics = [
         {
             "type": kind,

@@ -13,9 +13,9 @@ from fedemb.documents.utility import (
     LEAST_RESAMPLED,
     ClassifierReport,
     UtilityReport,
+    baselines_of,
     embedding_space_id,
     rate_name,
-    starts_of,
 )
 from fedemb.release.privacy_report import build_report
 from fedemb.release.rule import LATER_TOLERANCE, RELATIVE_TOLERANCE, Case, Charge, Rule, differences
@@ -155,7 +155,7 @@ def utility_stale(case: Case) -> Iterator[str]:
             "classes": (utility.classes, len(config.model.classes)),
         }
     if utility.measured:
-        wanted["starts"] = (set(utility.measured_starts), set(starts_of(config)))
+        wanted["starts"] = (set(utility.measured_baselines), set(baselines_of(config)))
     for name, (found, expected) in wanted.items():
         if found != expected:
             yield f"the utility report belongs to another {name}"
@@ -199,7 +199,7 @@ def no_gain_over_public(case: Case) -> Iterator[str]:
     """Interval of the gain over the best baseline above its floor."""
     utility, gain = case.utility, case.utility.gain
     least = case.config.release.min_gain_over_public
-    found = f"the gain over the best baseline ({utility.best_start}) is {points(gain)}"
+    found = f"the gain over the best baseline ({utility.best_baseline}) is {points(gain)}"
     if gain is not None and utility.resampled < LEAST_RESAMPLED:
         few = f"{utility.resampled}, fewer than {LEAST_RESAMPLED}"
         yield f"{found}, from too few held-out users for an interval: {few}"

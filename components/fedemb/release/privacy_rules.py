@@ -33,7 +33,7 @@ def report_unsigned(case: Case) -> Iterator[str]:
 @Rule("run the step that writes it again, then what follows")
 def document_unsigned(case: Case) -> Iterator[str]:
     """Every document signed by its step, with a key trusted for this run."""
-    for document, at in case.evidence.counting(case.reservation.sequence, case.head):
+    for document, at in case.evidence.trusted_at(case.reservation.sequence, case.head):
         try:
             case.ledger.chain.trust.check(document, at=at)
         except SignatureInvalid as error:

@@ -26,10 +26,10 @@ from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.release import bundle as parts
 from fedemb.release.decide import decide, given_approvals
-from fedemb.release.model_card import Judged, release_headline, write_card, write_pages
+from fedemb.release.model_card import ReleaseEvidence, release_headline, write_card, write_pages
 from fedemb.release.rule import Verdict
 from fedemb.reports.lineage import FILE_NAME
-from fedemb.reports.privacy_words import all_runs, report_sentence
+from fedemb.reports.privacy_text import all_runs, report_sentence
 
 _READER = Path(__file__).parent.parent / "data" / "photos.py"
 """Reader of photos, which every bundle ships; its users execute it."""
@@ -172,7 +172,9 @@ def _check_verdict(
         )
 
 
-def _foreign(bundle: Path, judged: Judged, waived: Sequence[str], *, pages: bool) -> Iterator[str]:
+def _foreign(
+    bundle: Path, judged: ReleaseEvidence, waived: Sequence[str], *, pages: bool
+) -> Iterator[str]:
     """Yields a sentence for each file that this package does not make of the signed documents."""
     with tempfile.TemporaryDirectory(prefix="fedemb-verify-") as folder:
         again = Path(folder)

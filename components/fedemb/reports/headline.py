@@ -21,8 +21,8 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
 from fedemb.foundation.document import Written
-from fedemb.reports.measured_words import best_start
 from fedemb.reports.report import signer_name, significant
+from fedemb.reports.utility_text import best_baseline
 
 State = Literal[
     "Released",
@@ -141,7 +141,7 @@ class Figures:
                 unit=report.unit.unit,
             )
         if utility is not None and utility.gain is not None:
-            found = replace(found, gain=utility.gain, over=best_start(utility))
+            found = replace(found, gain=utility.gain, over=best_baseline(utility))
         return found
 
     def rows(self) -> list[Figure]:
@@ -334,9 +334,9 @@ def utility_figures(report: AnyUtility) -> dict[str, float]:
     if isinstance(report, ClassifierReport):
         name, found["top_5"] = "top_1", _value(report.model and report.model.top_5)
     found[name] = _value(report.headline())
-    if report.best_start is not None:
-        found[f"{name}_public_start"] = _value(report.headline("public_backbone"))
-        found[f"{name}_best_start"] = _value(report.headline(report.best_start))
+    if report.best_baseline is not None:
+        found[f"{name}_public_backbone"] = _value(report.headline("public_backbone"))
+        found[f"{name}_best_baseline"] = _value(report.headline(report.best_baseline))
         found["gain"] = _value(report.gain)
         if report.gain is not None:
             found["gain_low"], found["gain_high"] = report.gain.low, report.gain.high

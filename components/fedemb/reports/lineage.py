@@ -262,7 +262,11 @@ def steps_of(
     return drawn
 
 
-_PARENTS = {"plan": ("policy",), "pretrain": ("public_start",), "evaluate": ("previous_release",)}
+_PARENTS = {
+    "plan": ("policy",),
+    "pretrain": ("backbone_config",),
+    "evaluate": ("previous_release",),
+}
 """Group of a step -> its inputs from outside the run."""
 _LEDGER = {"ledger_record": ("reserve_budget", "write"), "ledger_head": ("account_privacy", "read")}
 """State of the ledger -> the step that writes it, or that prices the run by it."""
@@ -274,7 +278,7 @@ def parents_of(config: RunConfig, run_id: str) -> Parents:
     start = config.pretraining.import_path
     if config.pretraining.kind == "import" and start is not None:
         folder, _, name = str(start).rpartition("/")
-        found["public_start"] = _release(folder) if name == "backbone.keras" else f"files/{name}"
+        found["backbone_config"] = _release(folder) if name == "backbone.keras" else f"files/{name}"
     if config.evaluation.previous_release is not None:
         found["previous_release"] = _release(str(config.evaluation.previous_release))
     found["release"] = "releases/" + "/".join(config.released_as(run_id))

@@ -23,7 +23,7 @@ from fedemb.foundation.addresses import in_time, redacted
 from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.environment import require_modules
 from fedemb.reports.headline import Documents, Headline, RunFacts
-from fedemb.reports.privacy_words import guarantee_sentence
+from fedemb.reports.privacy_text import guarantee_sentence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -32,11 +32,12 @@ from fedemb.privacy.guarantee import neighbours
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
-from fedemb.reports import privacy_words as words
+from fedemb.reports import privacy_text as words
 from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
 from fedemb.reports.headline import Figure, Headline, RunFacts, headline
 from fedemb.reports.lineage import steps_of
-from fedemb.reports.measured_words import (
+from fedemb.reports.report import figure, link, render, tone_of
+from fedemb.reports.utility_text import (
     LIMITATIONS,
     attack_sentences,
     audit_answer,
@@ -46,7 +47,6 @@ from fedemb.reports.measured_words import (
     utility_sentence,
     utility_sentences,
 )
-from fedemb.reports.report import figure, link, render, tone_of
 
 if TYPE_CHECKING:
     from fedemb.runtime.step import Step
@@ -257,7 +257,7 @@ def utility_page(report: AnyUtility) -> str:
 
 
 def _embeddings(report: UtilityReport) -> dict[str, object]:
-    others = (*report.starts, "centralized")
+    others = (*report.baselines, "centralized")
     models: list[tuple[str, UtilityReport | Compared]] = [
         ("this model", report),
         *((model_name(name, report), part) for name in others if (part := getattr(report, name))),
@@ -293,7 +293,7 @@ def _embeddings(report: UtilityReport) -> dict[str, object]:
 def _classifier(report: ClassifierReport) -> dict[str, object]:
     others: list[tuple[str, ComparedClassifier]] = [
         (model_name(name, report), part)
-        for name in (*report.starts, "centralized", "previous_release")
+        for name in (*report.baselines, "centralized", "previous_release")
         if (part := getattr(report, name))
     ]
     models = [("this model", report.model), *others] if report.model else others

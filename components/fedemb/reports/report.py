@@ -87,7 +87,7 @@ def signer_name(actor: str) -> str:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-WAY_BACK = "<!-- way back -->"
+BACK_LINK = "<!-- way back -->"
 """Placeholder of the link from a report page to the page of its run."""
 _CONTENTS_FROM = 4
 """Minimum number of sections for a table of contents."""

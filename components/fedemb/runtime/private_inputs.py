@@ -14,18 +14,18 @@ from fedemb.data.client_data import FolderCommitment, VerifiedFolder, verified_c
 from fedemb.documents.ledger_record import BindRecord
 from fedemb.errors import Refused
 from fedemb.foundation.canonical_json import tree_digest
-from fedemb.keys import commit_to_people, commitment_key
+from fedemb.keys import commit_to_users, commitment_key
 from fedemb.ledger.state import Attempt
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import local_tree, open_store
 
-People = Literal["users", "evaluation"]
+PrivateFolder = Literal["users", "evaluation"]
 """Private folders with a commitment in the ledger."""
 
 
 @contextmanager
 def open_private(
-    context: StepContext, people: People, *, attempt: int | None = None
+    context: StepContext, people: PrivateFolder, *, attempt: int | None = None
 ) -> Iterator[VerifiedFolder]:
     """Opens a private folder of a bound run for reading.
 
@@ -50,16 +50,18 @@ def open_private(
         yield verified
 
 
-def commitment_to(context: StepContext, people: People, attempt: int) -> str | None:
+def commitment_to(context: StepContext, people: PrivateFolder, attempt: int) -> str | None:
     """Computes the commitment to a private folder as it is now; None if incomplete."""
     if not open_store(context.private(people)).exists("manifest.json"):
         return None
     key = commitment_key(context.keys, context.config.policy.policy_id)
     with local_tree(context.private(people)) as folder:
-        return commit_to_people(key, context.run_id, attempt, tree_digest(folder))
+        return commit_to_users(key, context.run_id, attempt, tree_digest(folder))
 
 
-def _commitment(context: StepContext, people: People, number: int | None) -> FolderCommitment:
+def _commitment(
+    context: StepContext, people: PrivateFolder, number: int | None
+) -> FolderCommitment:
     ledger, run_id = context.ledger, context.run_id
     if number is None:
         number = ledger.state.last_attempt(run_id)

@@ -65,12 +65,12 @@ def read_model(context: StepContext) -> ModelCard:
     return card
 
 
-def read_start(context: StepContext) -> Pretrained:
-    """Reads pretrain_public's document of a reserved run's public backbone; see `check_start`."""
-    return check_start(context, context.ledger.chain.trust, at=_reserved_at(context))
+def read_public_backbone(context: StepContext) -> Pretrained:
+    """Reads the document of a reserved run's public backbone; see `check_public_backbone`."""
+    return check_public_backbone(context, context.ledger.chain.trust, at=_reserved_at(context))
 
 
-def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> Pretrained:
+def check_public_backbone(context: StepContext, trust: TrustStore, *, at: int | None) -> Pretrained:
     """Checks the public backbone against its signature, its weights and the configuration.
 
     Args:

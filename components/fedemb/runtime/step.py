@@ -230,14 +230,14 @@ def declared(name: str) -> Step:
 def leading_to(name: str) -> tuple[Step, ...]:
     """Returns the declarations of a step and of all steps it depends on, dependencies first."""
     names = [module.name for module in iter_modules(import_module("fedemb.steps").__path__)]
-    givers = {
+    producers = {
         output: step for step in map(declared, names) if not step.at_exit for output in step.outputs
     }
     found: dict[str, Step] = {}
 
     def find(step: Step) -> None:
         for artifact in step.inputs:
-            find(givers[artifact])
+            find(producers[artifact])
         found.setdefault(step.name, step)
 
     find(declared(name))

@@ -27,8 +27,8 @@ from typing import (
     runtime_checkable,
 )
 
-from fedemb.config import PublicStart, RunConfig
-from fedemb.config.parameters import public_start, run_config
+from fedemb.config import BackboneConfig, RunConfig
+from fedemb.config.parameters import backbone_config, run_config
 from fedemb.documents.artifacts import Artifact, Public, RunArtifacts
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import ToJson, canonical_json
@@ -158,7 +158,7 @@ class Parameters(TypedDict, total=False):
 
     config: RunConfig
     """Configuration of the run; JSON between the steps of a pipeline."""
-    public_start: PublicStart
+    backbone_config: BackboneConfig
     """Part of the configuration that a cached step receives instead of `config`."""
     run_id: str
     """Id of the run, used as the idempotency key."""
@@ -204,7 +204,7 @@ class StepContext:
 
     config = _Given[RunConfig]("config")
     """The frozen configuration of the run."""
-    public_start = _Given[PublicStart]("public_start")
+    backbone_config = _Given[BackboneConfig]("backbone_config")
     """The part of the configuration that public pretraining depends on."""
     run_id = _Given[str]("run_id")
     """Id of the run."""
@@ -238,7 +238,7 @@ class StepContext:
         elif "config" in given:
             given["config"] = RunConfig.model_validate(json.loads(given["config"]))
         elif "pretraining" in values:
-            given["public_start"] = public_start(values)
+            given["backbone_config"] = backbone_config(values)
         paths = {
             name: Path(item.path) for name, item in values.items() if isinstance(item, KfpArtifact)
         }

@@ -23,7 +23,7 @@ from fedemb.ledger import read_reservation
 from fedemb.release.privacy_report import build_report
 from fedemb.reports.lineage import send, write_run
 from fedemb.reports.pages import report_page
-from fedemb.reports.privacy_words import report_sentence
+from fedemb.reports.privacy_text import report_sentence
 from fedemb.runtime.step import Rights, leading_to, step
 from fedemb.runtime.step_context import StepContext
 
@@ -86,7 +86,7 @@ def run(context: StepContext) -> Written[PrivacyReport]:
     reservation = read_reservation(artifacts.reservation, ledger.chain.trust)
     ledger.verify([reservation.anchor])
     evidence = read_evidence(config, artifacts)
-    for document, at in evidence.counting(reservation.sequence, ledger.head.sequence):
+    for document, at in evidence.trusted_at(reservation.sequence, ledger.head.sequence):
         ledger.chain.trust.check(document, at=at)
     report = build_report(
         evidence,

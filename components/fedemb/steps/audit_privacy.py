@@ -33,11 +33,11 @@ from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import SharedFeatures
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.reports.measured_words import audit_sentence
 from fedemb.reports.pages import audit_page
-from fedemb.runtime.private_inputs import People, open_private
+from fedemb.reports.utility_text import audit_sentence
+from fedemb.runtime.private_inputs import PrivateFolder, open_private
 from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.signed_inputs import read_model, read_start, read_users
+from fedemb.runtime.signed_inputs import read_model, read_public_backbone, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
@@ -102,7 +102,7 @@ def run(context: StepContext) -> JsonObject:
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     model = read_model(context)
     read_users(context)
-    read_start(context)
+    read_public_backbone(context)
     place = context.private("audit")
     store = FencedStore(open_store(place), FencingToken(place, "audit_privacy"))
     scoring = scoring_of(config)
@@ -147,7 +147,7 @@ def _attack_real_users(
     sizes: list[int] = []
     values: dict[str, list[np.ndarray]] = {name: [] for name in models}
     owners: list[np.ndarray] = []
-    sides: tuple[People, People] = ("users", "evaluation")
+    sides: tuple[PrivateFolder, PrivateFolder] = ("users", "evaluation")
     for side, people in enumerate(sides):
         with open_private(context, people) as folder:
             store = UserStore(folder)

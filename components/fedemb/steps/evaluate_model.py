@@ -48,10 +48,10 @@ from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify, embed
 from fedemb.models.keras_backend import Model, load_keras
 from fedemb.release.bundle import read_release
-from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
+from fedemb.reports.utility_text import utility_sentence
 from fedemb.runtime.private_inputs import open_private
-from fedemb.runtime.signed_inputs import read_model, read_start, read_users
+from fedemb.runtime.signed_inputs import read_model, read_public_backbone, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.training.central import train_without_privacy
@@ -131,7 +131,7 @@ def run(context: StepContext) -> Written[AnyUtility]:
     config, artifacts = context.config, context.artifacts
     card = read_model(context)
     read_users(context)
-    read_start(context)
+    read_public_backbone(context)
     load_keras()
     models = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
@@ -231,7 +231,7 @@ def _classified(
     config: RunConfig, subjects: Subjects, probabilities: Mapping[str, np.ndarray]
 ) -> Fields:
     """Returns the measured fields of a classifier; their values are missing without images."""
-    compared = (*ClassifierReport.starts, "centralized", "previous_release")
+    compared = (*ClassifierReport.baselines, "centralized", "previous_release")
     parts = ("model", *compared, "reliability", "confusion", "by_class", "by_group")
     found: Fields = {
         "bootstrap_samples": config.evaluation.bootstrap_samples,
@@ -254,7 +254,7 @@ def _classified(
 
 def _embedded(config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]) -> Fields:
     """Returns the measured fields of embeddings."""
-    names = (*UtilityReport.starts, "centralized")
+    names = (*UtilityReport.baselines, "centralized")
     if not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
         figures = ("evaluated", "headline_rate", "retrieval", "utility_drop", "subgroups")

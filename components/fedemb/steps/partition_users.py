@@ -36,11 +36,11 @@ from fedemb.documents.model import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.canonical_json import JsonFields, JsonObject
-from fedemb.keys import commit_to_people, commitment_key
+from fedemb.keys import commit_to_users, commitment_key
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.partition import shards
-from fedemb.runtime.private_inputs import People, commitment_to
+from fedemb.runtime.private_inputs import PrivateFolder, commitment_to
 from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
@@ -138,7 +138,7 @@ def run(context: StepContext) -> JsonObject:
         _check_input(config, reservation, commitment)  # nothing changed while it was read
         published = {"users": partitioned.users, "evaluation": partitioned.evaluation}
         commitments = {
-            kind: commit_to_people(commitment, run_id, reservation.attempt, folder.digest)
+            kind: commit_to_users(commitment, run_id, reservation.attempt, folder.digest)
             for kind, folder in published.items()
         }
     fields = {
@@ -166,7 +166,7 @@ def _begun_with(context: StepContext, reservation: Reservation) -> dict[str, str
     if bind is None:
         return None
     found: dict[str, str] = {}
-    kinds: tuple[People, People] = ("users", "evaluation")
+    kinds: tuple[PrivateFolder, PrivateFolder] = ("users", "evaluation")
     for kind in kinds:
         commitment = commitment_to(context, kind, reservation.attempt)
         if commitment is None:
@@ -174,7 +174,7 @@ def _begun_with(context: StepContext, reservation: Reservation) -> dict[str, str
         found[kind] = commitment
     if found != bind.content(BindRecord).commitments:
         return None
-    _log.info(events.BEGUN, context.run_id)
+    _log.info(events.TRAINING_STARTED, context.run_id)
     return found
 
 

@@ -16,7 +16,7 @@ from fedemb.foundation.document import Written
 from fedemb.foundation.environment import require_backend
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.release.plan import check_first_run, document
-from fedemb.reports.privacy_words import guarantee_sentence
+from fedemb.reports.privacy_text import guarantee_sentence
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.training.noise_warnings import warnings

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from kfp import dsl
 
-from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.config import BackboneConfig, ModelConfig, PretrainingConfig
 from fedemb.data.builtin import drawn_images
 from fedemb.documents.artifacts import Public
 from fedemb.documents.model import Pretrained
@@ -60,11 +60,11 @@ def pretrain_public(
         # Inside: what TensorFlow writes when it is loaded goes nowhere.
         from fedemb.steps.pretrain_public import run
 
-        card = run(context.public_start, context.artifacts.pretrained, context.keys)
+        card = run(context.backbone_config, context.artifacts.pretrained, context.keys)
         pretrained.metadata.update(weights_sha=card["weights_sha"])
 
 
-def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
+def run(start: BackboneConfig, output_dir: Path, keys: KeyStore) -> JsonObject:
     """Writes `backbone.keras` and `pretrained.json`, and returns the content of the latter.
 
     Raises:
@@ -107,7 +107,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
     return write_signed(output_dir / "pretrained.json", card, signer).json
 
 
-def _imported(start: PublicStart) -> tuple[Model, int]:
+def _imported(start: BackboneConfig) -> tuple[Model, int]:
     """Returns the imported backbone, and the number of public images of its constants."""
     from fedemb.data.photos import PhotoReader
     from fedemb.data.sources import read_some_public_images

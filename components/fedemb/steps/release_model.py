@@ -224,7 +224,7 @@ def _require_judged(
 def _require_seal(tree: Path, ledger: Ledger) -> None:
     """Rejects a bundle that `fedemb verify` would find incomplete, before it is published."""
     try:
-        parts.check_seal(tree, ledger.chain.trust)
+        parts.check_bundle(tree, ledger.chain.trust)
     except SignatureInvalid as error:
         raise Refused(
             f"Nothing is published, because the release would not verify: {error}. Release "

@@ -27,15 +27,15 @@ from fedemb.keys import KeyStore, commitment_key, reservation_key_name
 from fedemb.ledger import (
     Ledger,
     Reservation,
-    begin_policy,
     charged_content,
     check_high_water,
     ensure_policy_key,
     ensure_trust,
+    init_policy,
     mark_high_water,
     open_ledger,
     read_trust,
-    refuse_lost,
+    refuse_emptied,
     series_of,
     terms_of,
 )
@@ -44,7 +44,7 @@ from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.release.decide import check_before_charge
 from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.signed_inputs import check_start
+from fedemb.runtime.signed_inputs import check_public_backbone
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store
@@ -126,7 +126,7 @@ def run(
     found = _earlier(ledger, keys, run_id, attempt)
     reserved_at = found.reserve.sequence if found else None
     ledger.chain.trust.check(document, at=reserved_at)
-    weights_sha = check_start(context, ledger.chain.trust, at=reserved_at).weights_sha
+    weights_sha = check_public_backbone(context, ledger.chain.trust, at=reserved_at).weights_sha
     if config.purpose == "release" and (found is None or found.void is not None):
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, start=start)
@@ -220,7 +220,7 @@ def open_or_create(
     trust = ensure_trust(store, keys) if local else read_trust(store)
     policy_id = config.policy.policy_id
     ledger = open_ledger(ledger_uri, policy_id, trust=trust)
-    refuse_lost(ledger, keys)
+    refuse_emptied(ledger, keys)
     ledger.unlock(keys)
     if not ledger.chain.records and not local:
         raise LedgerError(
@@ -231,7 +231,7 @@ def open_or_create(
         ledger.check_terms(terms_of(config, ledger.terms.series))
     else:
         terms = terms_of(config, series_of(config, plan))
-        begin_policy(ledger, terms, keys, config.storage.rollback_anchor)
+        init_policy(ledger, terms, keys, config.storage.rollback_anchor)
     return ledger
 
 

@@ -49,7 +49,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def led(config: RunConfig, backbone: Model, function: TrainingRound) -> Generator[None]:
+def connected_hosts(config: RunConfig, backbone: Model, function: TrainingRound) -> Generator[None]:
     """Connects all hosts of the job to the chief while entered; does nothing on a single host.
 
     Args:
@@ -105,7 +105,7 @@ def _built(job: bytes) -> JaxRounds[Any, Any]:
     return rounds
 
 
-def follow() -> None:
+def run_worker_host() -> None:
     """Computes for the chief of the job until the chief finishes.
 
     Runs in a separate process, because JAX aborts a process that loses its chief before Python can
@@ -156,4 +156,4 @@ def _compute() -> None:
 
 if __name__ == "__main__":
     with watched("host", private=True):
-        follow()
+        run_worker_host()

@@ -21,7 +21,7 @@ from typing_extensions import override
 from fedemb.config import LocalTrainingConfig
 from fedemb.models.keras_backend import JaxArray, JaxDevice, Model, Part, Variable
 from fedemb.models.losses import Real, build_loss, unit_rows
-from fedemb.models.processor_forms import for_processor
+from fedemb.models.processor_forms import rewritten_for_cpu
 from fedemb.privacy.running import Mechanism
 from fedemb.training.clients import (
     DRAWS,
@@ -110,7 +110,7 @@ class _LocalSteps:
     ) -> jax.Array:
         """Returns the loss of a padded batch; `real` selects its examples."""
         *weights, head = learners
-        embeddings = for_processor(self._objective.embeddings)(weights, images)
+        embeddings = rewritten_for_cpu(self._objective.embeddings)(weights, images)
         return self._loss(embeddings, head, rows, Real(real, self._classes))
 
     def _batch(self, index: jax.Array, epoch: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -189,7 +189,7 @@ def _prototypes(objective: Objective, weights: Sequence[jax.Array], client: Clie
         real = places < client.examples
         images = jnp.take(client.images, places, axis=0, mode="clip")
         rows = jnp.take(client.rows, places, mode="clip")
-        unit = unit_rows(for_processor(objective.embeddings)(weights, images))
+        unit = unit_rows(rewritten_for_cpu(objective.embeddings)(weights, images))
         member = (jnp.arange(len(head))[:, None] == rows[None, :]) & real[None, :]
         return total + jnp.matmul(member.astype("float32"), unit)
 

@@ -33,7 +33,7 @@ from fedemb.training import working_state
 from fedemb.training.attempt import Attempt, Trained, run_attempt
 from fedemb.training.audit import RoundAudit, RoundRecord
 from fedemb.training.backend_rounds import build_rounds, most_examples, unit_readers
-from fedemb.training.hosts import led
+from fedemb.training.hosts import connected_hosts
 from fedemb.training.rounds import (
     STATISTICS,
     ClientExamples,
@@ -196,7 +196,7 @@ class Trainer:
           Interrupted: a stop was requested; the checkpoint is written.
           StorageError: a host of the job was lost.
         """
-        with led(self._attempt.config, self._attempt.backbone, self._function):
+        with connected_hosts(self._attempt.config, self._attempt.backbone, self._function):
             return self._train()
 
     def _train(self) -> Trained:

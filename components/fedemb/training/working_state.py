@@ -31,7 +31,7 @@ from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.running import Mechanism, MechanismState, RoundOutput, RoundState
 from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.signed_inputs import read_reserved, read_start, read_users
+from fedemb.runtime.signed_inputs import read_public_backbone, read_reserved, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import LARGEST, Store
 from fedemb.storage.fencing import FencedStore, FencingToken
@@ -68,7 +68,7 @@ class AttemptInputs:
             plan=plan,
             reservation=reservation,
             users=read_users(context),
-            initial_weights_sha=read_start(context).weights_sha,
+            initial_weights_sha=read_public_backbone(context).weights_sha,
         )
         inputs._check()
         return inputs

@@ -18,7 +18,7 @@ from fedemb.data.client_data import FolderCommitment, verified_copy
 from fedemb.documents.fields import Tensor
 from fedemb.documents.model import stored_tensors, tensor_problem
 from fedemb.foundation.canonical_json import file_digest, tree_digest
-from fedemb.keys import commit_to_people
+from fedemb.keys import commit_to_users
 from fedemb.ledger import check_high_water, open_ledger, read_trust
 from fedemb.pipelines.cli.options import require_released
 from fedemb.release.bundle import ALL, MANIFEST, PARITY, SAVED_MODEL
@@ -152,7 +152,7 @@ def _people(root: Path) -> FolderCommitment:
         data = random.Random(number).randbytes(200 + 50 * number)
         (root / f"evaluation-{number}.arrayrecord").write_bytes(data)
     (root / "manifest.json").write_text(json.dumps({"users": 5}))
-    value = commit_to_people(b"key", "run", 1, tree_digest(root))
+    value = commit_to_users(b"key", "run", 1, tree_digest(root))
     return FolderCommitment("run", 1, value, b"key")
 
 

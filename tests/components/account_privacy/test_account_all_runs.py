@@ -7,7 +7,7 @@ from fedemb.foundation.document import read
 from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.local import closing_lines
 from fedemb.release.verify import verify_release
-from fedemb.reports.privacy_words import all_runs
+from fedemb.reports.privacy_text import all_runs
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
@@ -25,7 +25,7 @@ def weeks(tmp_path_factory):
     return made
 
 
-def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_path):
+def test_closing_line_states_cumulative_epsilon_from_the_second_run(weeks, tmp_path):
     folders = (run_folder(run, tmp_path) for run in weeks)
     first, second = (closing_lines(folder, RunState(exit_code=0))[0] for folder in folders)
     assert "together" not in first
@@ -45,7 +45,7 @@ def _with_blocks(report, *runs):
     return report.model_copy(update={"cumulative": cumulative})
 
 
-def test_users_of_other_blocks_are_not_logged(weeks):
+def test_cumulative_epsilon_is_that_of_the_fullest_block_of_the_run(weeks):
     """A run on new users alone says nothing of those whose blocks are fuller."""
     report = read(weeks[0].report, PrivacyReport).body
     assert all_runs(_with_blocks(report, 1)) is None

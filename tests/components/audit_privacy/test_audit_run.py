@@ -24,7 +24,7 @@ from fedemb.evaluation.pairs import Estimate
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import parse, read
 from fedemb.models.backbone_files import load_backbone
-from fedemb.reports.measured_words import audit_sentence
+from fedemb.reports.utility_text import audit_sentence
 from fedemb.steps import audit_privacy, evaluate_model
 from fedemb.steps.audit_privacy import run
 from tests.kit.pipeline_runs.evaluation_run import config, teach
@@ -131,7 +131,7 @@ def test_diverged_model_reveals_no_private_outcome(copied, tmp_path, scale):
     assert "not finite" in audit_sentence(figures_of(copied))
 
 
-def test_the_public_report_does_not_tell_how_many_users_trained(copied, tmp_path):
+def test_public_audit_report_does_not_depend_on_the_number_of_users(copied, tmp_path):
     one = run(copied.context(config(), tmp_path))
     copied.replace("users", 3)
     other = run(copied.context(config(), tmp_path))
@@ -170,7 +170,7 @@ def test_a_reversed_score_mirrors_the_auroc_and_is_never_hidden(members, others)
     assert attack(-members, -others, samples=20).auroc.value == pytest.approx(1 - straight)
 
 
-def test_scores_equal_the_definition():
+def test_verification_scores_equal_their_definition():
     random = np.random.default_rng(0)
     embeddings = VerificationScore().synthetic(random, 12, 4, leak=False)
     owners = np.repeat(np.arange(12), 4)
@@ -200,7 +200,7 @@ def test_a_score_that_is_not_finite_is_an_error(bad):
             attack(members, others, samples=20)
 
 
-def test_an_empty_side_is_an_error():
+def test_attack_without_non_member_scores_is_an_error():
     with pytest.raises(InputError, match="at least 10"):
         attack(np.zeros(20), np.zeros(0), samples=20)
 
@@ -278,6 +278,6 @@ def test_confidence_is_the_log_odds_of_the_label_and_finite():
     assert 60 < sure[1] == -never[1] < 90
 
 
-def test_a_unit_of_one_image_has_a_score_and_one_of_several_their_mean():
+def test_confidence_score_of_a_unit_is_the_mean_over_its_images():
     scores = ConfidenceScore().scores(np.array([1.0, 2.0, 5.0]), np.array([0, 1, 1]), 2)
     assert scores.tolist() == [1.0, 3.5]

@@ -7,7 +7,7 @@ import yaml
 from google.protobuf import json_format
 
 from fedemb.config import RunConfig
-from fedemb.config.parameters import PARAMETERS, STORES, parameters_of, public_start, run_config
+from fedemb.config.parameters import PARAMETERS, STORES, backbone_config, parameters_of, run_config
 from fedemb.errors import ConfigError
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.load_config import (
@@ -52,7 +52,7 @@ def test_preset_is_valid_and_survives_a_round_trip(name):
         ("mechanism={kind: nothing}", "mechanism"),
     ],
 )
-def test_wrong_setting_is_one_sentence(override, sentence):
+def test_invalid_setting_is_refused_with_a_one_line_error(override, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         load_config("quickstart", [override])
     assert "\n" not in str(caught.value)
@@ -81,7 +81,7 @@ UNIT = "training.unit_gradient"
         (f"{UNIT}.crop_padding=28", "must be below"),
     ],
 )
-def test_wrong_classifier_is_one_sentence(overrides, sentence):
+def test_invalid_classifier_setting_is_refused_with_a_one_line_error(overrides, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         load_config("dp_sgd_quickstart", overrides.split(" "))
     assert "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_text_setting_takes_a_number_as_it_is_typed(text, version):
     assert overridden(config, [f"release.version={text}"]).release.version == version
 
 
-def test_regroupings_are_refused_where_participation_is_tracked():
+def test_tree_aggregation_refuses_more_than_one_grouping():
     tree = load_config("quickstart").model_dump(mode="json")
     tree["partition"]["groupings"] = 3
     tree["mechanism"] = {
@@ -110,7 +110,7 @@ def test_regroupings_are_refused_where_participation_is_tracked():
         validate(tree)
 
 
-def test_mechanism_is_never_the_default():
+def test_missing_mechanism_is_refused():
     tree = load_config("quickstart").model_dump(mode="json")
     del tree["mechanism"]
     with pytest.raises(ConfigError, match="mechanism is missing"):
@@ -138,12 +138,12 @@ def test_pipeline_parameters_rebuild_the_configuration(name):
     config = preset(name).updated({"storage.rollback_anchor": "gs://anchor"})
     given = {**parameters_of(config), **STORE}
     assert run_config(given) == config
-    assert public_start(given) == config.public_start()
+    assert backbone_config(given) == config.backbone_config()
     for key, value in given.items():
         assert isinstance(value, PARAMETERS[key].type), key
 
 
-def test_null_and_whole_numbers_survive():
+def test_null_and_integer_settings_survive_pipeline_parameters():
     config = preset("quickstart").updated(
         {"release.min_gain_over_public": None, "pretraining.augmentation": None}
     )
@@ -160,7 +160,7 @@ def test_the_pipeline_shows_every_parameter_with_its_description_and_default():
     for name, item in PARAMETERS.items():
         assert shown[name]["description"] == item.description != ""
         assert shown[name].get("defaultValue") == item.default
-    assert not {"config", "public_start"} & set(shown), "one text beside its own parts"
+    assert not {"config", "backbone_config"} & set(shown), "one text beside its own parts"
 
 
 @pytest.mark.parametrize(

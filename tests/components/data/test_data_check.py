@@ -48,7 +48,7 @@ def test_good_data_passes_and_nothing_is_written(tmp_path: Path) -> None:
     assert groups.startswith("users of a virtual client: smallest ")
 
 
-def test_too_many_bad_records_are_a_problem_here_and_not_in_the_pipeline(tmp_path: Path) -> None:
+def test_bad_records_above_max_bad_fraction_are_a_problem(tmp_path: Path) -> None:
     rows = rows_of(30)
     rows += [{"image": b"junk", "user_id": "x", "label": "y"}] * 5
     rows += [dict(rows[0])]
@@ -147,7 +147,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_reason_of_a_record_is_its_cause(tmp_path: Path, odd: str) -> None:
+def test_dropped_record_is_counted_under_its_actual_reason(tmp_path: Path, odd: str) -> None:
     changed, reason = ODD[odd]
     rows = [{**row, "label": "ab"[n % 2]} for n, row in enumerate(rows_of(20))]
     record = {"image": picture(999_999), "user_id": "new", "label": "a"} | changed
@@ -203,7 +203,7 @@ def test_unreached_image_cap_is_reported(tmp_path: Path) -> None:
 
 
 @given(text=st.text())
-def test_name_is_settled_and_the_same_for_all_spellings(text: str) -> None:
+def test_user_id_normalization_is_idempotent_over_unicode_forms(text: str) -> None:
     canonical = name_text(text)
     if canonical is None:
         return
@@ -284,7 +284,7 @@ def test_largest_exact_numbers_are_ids() -> None:
     ("value", "problem"),
     [(None, MISSING), (float("nan"), MISSING), ("", MISSING), (b"\xff" * 16, NOT_TEXT)],
 )
-def test_reason_of_a_value_that_is_no_id(value: object, problem: str) -> None:
+def test_invalid_user_id_is_reported_with_its_reason(value: object, problem: str) -> None:
     assert name_text(value) is None
     assert name_problem(value) == problem
 
@@ -296,7 +296,7 @@ SCHEMA = "fedemb/thing/1"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_nan_is_refused_in_every_number_field(number):
+def test_nan_and_infinity_in_a_json_document_are_refused(number):
     text = '{"schema": "%s", "nested": [{"epsilon": %s}]}'
     assert parse_json((text % (SCHEMA, "1.5")).encode(), SCHEMA, "thing.json")
     with pytest.raises(ArtifactError, match=r"thing\.json.*not a number"):
@@ -317,7 +317,7 @@ def test_invalid_document_is_named_in_the_error(data, words):
         parse_json(data, SCHEMA, "thing.json")
 
 
-def test_missing_document_says_who_writes_it(tmp_path):
+def test_missing_document_error_names_the_step_to_run(tmp_path):
     with pytest.raises(ArtifactError, match=r"thing\.json is missing.*run the step"):
         read_json(tmp_path / "thing.json", SCHEMA)
 
@@ -333,7 +333,7 @@ def images(style: Style, identities: int = 200, each: int = 4, seed: int = 0) ->
     return np.concatenate([drawn for drawn, _ in chunks])
 
 
-def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+def test_builtin_data_of_the_same_seed_is_identical(tmp_path: Path) -> None:
     digests = []
     for run in ("a", "b"):
         folder = tmp_path / run
@@ -346,7 +346,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     assert digests[0][0] != digests[0][1]
 
 
-def test_files_have_the_form_of_real_data(tmp_path: Path) -> None:
+def test_builtin_data_has_the_configured_users_classes_and_columns(tmp_path: Path) -> None:
     write_builtin(SMALL, 28, tmp_path / "private.parquet", tmp_path / "public.parquet")
     table = pq.read_table(tmp_path / "private.parquet")
     assert table.column_names == ["image", "user_id", "label"]
@@ -358,7 +358,7 @@ def test_files_have_the_form_of_real_data(tmp_path: Path) -> None:
     assert np.bincount(labels).tolist() == [4] * 5
 
 
-def test_identities_can_be_told_apart_but_not_by_their_pixels() -> None:
+def test_pixel_accuracy_on_builtin_data_is_above_chance_and_not_perfect() -> None:
     """Nearest neighbour on raw pixels: far above chance (1/200), far below perfect."""
     drawn = images(PRIVATE).astype(np.float32)
     queries, gallery = drawn[:, 0].reshape(200, -1), drawn[:, 1].reshape(200, -1)

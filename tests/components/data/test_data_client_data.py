@@ -70,7 +70,7 @@ def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
     assert labels.tolist() == [label for user in store.read([3, 5, 7]) for label in user.labels]
 
 
-def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
+def test_truncation_keeps_images_of_every_user(folder: Path) -> None:
     store = UserStore(VerifiedFolder(folder))
     users = store.read([3, 5, 7])
     _, labels = load_examples(store, [3, 5, 7], max_examples=7, image_size=SIZE, channels=1)
@@ -94,7 +94,7 @@ def test_images_of_another_size_are_refused(folder: Path) -> None:
         ("*.parquet", lambda users: GroupIndex(users).user_keys),
     ],
 )
-def test_damaged_file_is_one_sentence(tmp_path: Path, folder: Path, files, read, damage) -> None:
+def test_damaged_users_file_is_refused(tmp_path: Path, folder: Path, files, read, damage) -> None:
     copy = shutil.copytree(folder, tmp_path / "users")
     for path in copy.glob(files):
         whole = path.read_bytes()
@@ -105,7 +105,7 @@ def test_damaged_file_is_one_sentence(tmp_path: Path, folder: Path, files, read,
         read(VerifiedFolder(copy))
 
 
-def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
+def test_incomplete_partition_folder_is_an_artifact_error(tmp_path: Path) -> None:
     for opened in (UserStore, GroupIndex):
         with pytest.raises(ArtifactError):
             opened(VerifiedFolder(tmp_path))
@@ -170,7 +170,7 @@ def grouped(owners):
 
 
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=100), st.data())
-def test_a_user_less_changes_one_virtual_client_per_grouping(owners, data):
+def test_removing_a_user_changes_one_virtual_client_per_grouping(owners, data):
     gone = data.draw(st.sampled_from(owners))
     before = grouped(owners)
     # The same places for the rest: pixels name places in the whole array.
@@ -189,7 +189,7 @@ def test_a_user_less_changes_one_virtual_client_per_grouping(owners, data):
         assert changed == 1
 
 
-def test_ids_may_be_text_and_an_order_of_images_changes_nothing():
+def test_text_user_ids_are_grouped_alike_in_any_image_order():
     owners = np.array(["ada", "ben", "ada", "cleo", "ben"])
     images, labels, _ = arrays(owners)
     shuffled = np.array([3, 0, 4, 2, 1])
@@ -220,7 +220,7 @@ def test_cap_keeps_first_images_of_all_users_before_second_ones():
         ({"users": np.zeros((4, 2), int)}, r"^users must have the shape \(4,\), got \(4, 2\)"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(change, message):
+def test_arrays_of_wrong_shape_or_dtype_are_refused(change, message):
     images, labels, users = arrays([0, 1, 1, 2])
     given_ = {"images": images, "labels": labels, "users": users} | change
     with pytest.raises(InputError, match=message):

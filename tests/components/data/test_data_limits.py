@@ -64,7 +64,7 @@ def with_text(size: int, kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["text", "international text", "profile"])
-def test_photo_with_more_text_than_pillow_reads_is_read(kind):
+def test_png_text_above_the_pillow_default_limit_is_read(kind):
     read = PhotoReader(48, 3).read(with_text(3 << 20, kind))
     np.testing.assert_array_equal(read, PIXELS)
 
@@ -96,25 +96,25 @@ def test_max_pixels_decides_whatever_the_limit_of_pillow(monkeypatch, pillow, li
 def parquet(folder: Path, metadata: dict[str, str], kind: pa.DataType | None = None) -> Part:
     table = pa.table({"image": [b"x"], "user_id": ["a"], "n": pa.nulls(1, kind or pa.int8())})
     pq.write_table(table.replace_schema_metadata(metadata), folder / "a.parquet")
-    return Part(str(folder), "a.parquet", said="a.parquet")
+    return Part(str(folder), "a.parquet", title="a.parquet")
 
 
 @pytest.mark.long
-def test_parquet_with_more_metadata_than_pyarrow_reads_is_read(tmp_path):
+def test_parquet_metadata_above_the_pyarrow_default_limit_is_read(tmp_path):
     with open_parquet(parquet(tmp_path, {"big": "x" * (101 << 20)})) as file:
         assert file.metadata.num_rows == 1
 
 
-def test_parquet_metadata_above_our_limit_is_named(tmp_path, monkeypatch):
+def test_parquet_metadata_above_our_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "LARGEST_TEXT", 1 << 20)
     refused = pytest.raises(InputError, match="a text of more than 1,048,576 bytes")
     with refused, open_parquet(parquet(tmp_path, {"big": "x" * (2 << 20)})):
         pass
 
 
-def test_list_of_parquet_above_our_limit_is_named(tmp_path, monkeypatch):
+def test_parquet_with_more_row_groups_than_our_limit_is_refused(tmp_path, monkeypatch):
     pq.write_table(pa.table({"n": range(9)}), tmp_path / "a.parquet", row_group_size=1)
-    part = Part(str(tmp_path), "a.parquet", said="a.parquet")
+    part = Part(str(tmp_path), "a.parquet", title="a.parquet")
     for limit, read in ((9, True), (8, False)):
         monkeypatch.setattr(tables, "MOST_ITEMS", limit)
         if read:
@@ -125,7 +125,7 @@ def test_list_of_parquet_above_our_limit_is_named(tmp_path, monkeypatch):
             pass
 
 
-def test_columns_nested_deeper_than_pyarrow_reads_are_named(tmp_path):
+def test_columns_nested_deeper_than_pyarrow_reads_are_refused(tmp_path):
     deep = pa.int8()
     for _ in range(2000):
         deep = pa.struct([("a", deep)])
@@ -137,7 +137,7 @@ def test_columns_nested_deeper_than_pyarrow_reads_are_named(tmp_path):
 # ---- TFRecord ------------------------------------------------------------------------------------
 
 
-def test_record_above_our_limit_is_named_before_it_is_read(tmp_path):
+def test_tfrecord_above_our_limit_is_refused_before_it_is_read(tmp_path):
     length = struct.pack("<Q", LARGEST_RECORD + 1)
     masked = tables._masked(length)
     (tmp_path / "a.tfrecord").write_bytes(length + struct.pack("<I", masked))
@@ -150,7 +150,7 @@ def test_record_above_our_limit_is_named_before_it_is_read(tmp_path):
 
 def csv(folder: Path, text: str) -> Part:
     (folder / "t.csv").write_text(text, newline="")
-    return Part(str(folder), "t.csv", said="t.csv")
+    return Part(str(folder), "t.csv", title="t.csv")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def csv(folder: Path, text: str) -> Part:
         "x" * (3 * LARGEST_ROW) + ",image_id,user_id\na,b,c\n",
     ],
 )
-def test_row_above_our_limit_is_named(tmp_path, text):
+def test_csv_row_above_our_limit_is_refused(tmp_path, text):
     part = csv(tmp_path, text)
     refused = pytest.raises(InputError, match=r"a row of more than 16,777,216 bytes.*quote")
     with refused, open_csv(part, ["user_id"]) as reader:
@@ -175,7 +175,7 @@ def test_only_the_invalid_utf_8_row_is_skipped(tmp_path, odd):
     head, *rest = rows
     data = head.encode() + b"\n" + "\n".join(rest).encode("latin-1")
     (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + data)
-    part, skipped = Part(str(tmp_path), "t.csv", said="t.csv"), list[str]()
+    part, skipped = Part(str(tmp_path), "t.csv", title="t.csv"), list[str]()
     with open_csv(part, ["user_id", "käse"], skipped.append) as table:
         found = [row for block in table for row in block.to_pylist()]
     assert [row["user_id"] for row in found] == [b"ada", b"Zo\xeb"]
@@ -215,7 +215,7 @@ def test_lines_inside_quotes_are_counted(tmp_path, rows, lines, end):
 
 
 @pytest.mark.parametrize("number", ["1" * 5000 + ".0", Decimal("1e9999"), Decimal("-1e9999")])
-def test_record_number_with_too_many_digits_is_ignored(number):
+def test_user_id_number_with_too_many_digits_is_inexact(number):
     assert name_text(number) is None
     assert name_problem(number) == "user_id_inexact"
 
@@ -267,7 +267,7 @@ def test_image_bytes_are_limited(monkeypatch):
         PhotoReader(8, 1).read(data)
 
 
-def test_file_that_grows_while_it_is_read_is_bounded_too(tmp_path, monkeypatch):
+def test_image_file_above_the_byte_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(image_files, "MAX_BYTES", 10)
     (tmp_path / "a.png").write_bytes(bytes(11))
     with pytest.raises(BadImageError, match="file_too_large"):
@@ -287,7 +287,7 @@ def noise(*shape: int) -> np.ndarray:
 
 @given(st.integers(1, 40), st.sampled_from([1, 3]), st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_canonical_png_is_read_back_by_us_and_by_others(
+def test_canonical_png_round_trips_through_our_reader_and_pillow(
     size: int, channels: int, seed: int
 ) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, (size, size, channels), np.uint8)
@@ -308,7 +308,7 @@ def test_many_images_decoded_in_parallel_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"", b"junk", encode_png(noise(9, 9, 1)), None])
-def test_stored_image_that_is_not_canonical_is_one_sentence(bad: bytes | None) -> None:
+def test_stored_image_that_is_not_a_canonical_png_is_an_artifact_error(bad: bytes | None) -> None:
     damaged = bytearray(encode_png(noise(8, 8, 1)))
     damaged[45:50] = b"xxxxx"
     with pytest.raises(ArtifactError, match="partition_users"):

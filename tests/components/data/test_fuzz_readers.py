@@ -141,7 +141,7 @@ def one_sentence(*errors: type[Exception]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", [b"image", b"user_id", b"label"])
-def test_column_whose_name_is_not_utf_8_is_a_sentence(tmp_path, name):
+def test_column_name_that_is_not_utf_8_is_refused(tmp_path, name):
     data = written(write_rows).replace(name, name[:2] + b"\xff" + name[3:])
     (tmp_path / "t.parquet").write_bytes(data)
     for use in (read_and_prepare, lambda uri: guess_source(str(uri), {})):

@@ -67,7 +67,7 @@ def test_initial_weights_depend_on_the_seed_alone():
         (keras.layers.Dropout(0.5), "every seed must depend on the virtual client alone"),
     ],
 )
-def test_batch_norm_and_dropout_are_refused_in_a_sentence(layer, words):
+def test_batch_norm_and_dropout_are_refused(layer, words):
     model = ModelConfig(backbone="own:model", embedding_dim=4)
     inputs = keras.Input((model.image_size, model.image_size, model.channels))
     outputs = keras.layers.Dense(model.embedding_dim)(layer(keras.layers.Flatten()(inputs)))
@@ -85,7 +85,7 @@ def test_unknown_and_misfit_backbones_are_refused():
         check_backbone(backbone, ModelConfig(backbone="tiny", embedding_dim=64))
 
 
-def test_embeddings_have_unit_length_and_ignore_their_neighbours():
+def test_embeddings_have_unit_length_and_do_not_depend_on_the_batch():
     backbone = build_backbone(ModelConfig(backbone="resnet8", channels=3), 0)
     images = np.random.default_rng(0).integers(0, 256, (11, 28, 28, 3), np.uint8)
     together = embed(backbone, images, batch_size=4)
@@ -186,7 +186,7 @@ def _layer(images):
 
 
 @pytest.mark.long
-def test_layer_computes_the_definition():
+def test_scattering_layer_equals_its_definition():
     """Against wavelets summed pixel by pixel: no Fourier transform and no folding of spectra."""
     images = np.random.default_rng(0).uniform(-1, 1, (2, 12, 12, 3)).astype(np.float32)
     found = _layer(images).reshape(2, 3, 3, 3, PATHS)
@@ -207,7 +207,7 @@ def test_scatter_linear_is_frozen_and_its_classifier_trains_a_head_alone():
     assert not any(v.numpy().any() for v in trained)  # from zero
 
 
-def test_features_ignore_the_contrast_of_an_image():
+def test_scattering_features_are_normalized_and_ignore_contrast():
     """Each group of paths is normalised by itself, and small groups are not flattened."""
     model = _model("scatter_linear", projection=False, embedding_dim=15_552)
     backbone = build_backbone(model, 0)
@@ -228,7 +228,7 @@ def test_invalid_scattering_settings_are_refused(options, sentence):
         build_backbone(model, 0)
 
 
-def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image():
+def test_mirrored_features_are_equal_for_an_image_and_its_mirror_image():
     images = np.random.default_rng(4).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
     layer = scattering_layer()(mirrored=True)
     found, other = layer(images).numpy(), layer(images[:, :, ::-1]).numpy()
@@ -253,7 +253,7 @@ def test_packed_arrays_are_unpacked_unchanged():
 
 
 @pytest.mark.parametrize("length", range(0, len(PACKED), 29))
-def test_a_file_that_was_cut_is_a_value_error(length):
+def test_truncated_packed_state_is_a_value_error(length):
     with pytest.raises(ValueError, match="packed state"):
         unpack(PACKED[:length], *ARRAYS)
 

@@ -57,7 +57,7 @@ def _trained(function, server):
     return state, lambda features: features @ kernel + bias
 
 
-def test_one_noised_round_gives_a_projection_that_tells_users_apart():
+def test_one_noised_round_improves_nearest_neighbour_accuracy():
     """And noise that drowns the covariance gives little."""
     before = _nearest(lambda features: features)
     server = ServerConfig(ema_decay=0.9, ridge=0.25)
@@ -84,7 +84,7 @@ def _lengths(function, weights, units, round_index=0):
 
 
 @pytest.mark.parametrize("kind", ["user", "unit"])
-def test_leaving_one_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit(kind):
+def test_removing_one_unit_changes_the_sum_by_exactly_its_clipped_record(kind):
     kinds = {"user": (_function, _units), "unit": (_function_squares, _units_squares)}
     function, units = kinds[kind][0](), [*kinds[kind][1](40)]
     lengths = _lengths(function, function.initial_weights(), units)
@@ -99,7 +99,7 @@ def test_users_without_images_contribute_nothing():
 
 
 @pytest.mark.parametrize("shape", [{"width": 8}, {"bias": False}])
-def test_another_form_of_projection_is_refused(shape):
+def test_projection_of_wrong_width_or_without_bias_is_refused(shape):
     mechanism = build_mechanism(make_plan("covariance"), ROOT, "run", 1, "0" * 64)
     with pytest.raises(ConfigError, match="embedding_dim: 12"):
         CovarianceFunction(_projection(**shape), mechanism)
@@ -141,7 +141,7 @@ def _certainty(weights, units):
 
 
 @pytest.mark.parametrize(("noise", "low", "high"), [(1.0, 0.85, 1.0), (3000.0, 0.0, 0.6)])
-def test_one_noised_round_gives_the_head(noise, low, high):
+def test_least_squares_head_is_accurate_only_at_moderate_noise(noise, low, high):
     """And noise that drowns the moments drowns the head too."""
     function, server = _function_squares(noise), ServerConfig(ema_decay=0.9)
     units = _units_squares(2000)
@@ -155,7 +155,7 @@ def test_one_noised_round_gives_the_head(noise, low, high):
 
 
 @pytest.mark.parametrize("before", [0.3, 1.0, 4.0], ids=["unsure", "solved", "too certain"])
-def test_last_round_makes_the_mean_probability_the_accuracy(before):
+def test_temperature_round_calibrates_mean_probability_to_accuracy(before):
     function, units, server = _function_squares(), _units_squares(2000), ServerConfig()
     state = initial_state(function.initial_weights())
     output = function.mechanism.aggregate(0, function(state.weights, units, 0).total)
@@ -172,7 +172,7 @@ def test_last_round_makes_the_mean_probability_the_accuracy(before):
 
 
 @pytest.mark.parametrize("kind", [LeastSquaresFunction, HeadGradientFunction])
-def test_a_unit_moves_the_temperature_by_its_own_bounded_record_under_full_noise(kind):
+def test_temperature_record_of_a_unit_is_clipped_and_fully_noised(kind):
     function, units = _function_squares(noise=5.0), _units_squares(40)
     if kind is HeadGradientFunction:
         plan = make_plan("poisson_gaussian", noise_multiplier=5.0)
@@ -191,7 +191,7 @@ def test_a_unit_moves_the_temperature_by_its_own_bounded_record_under_full_noise
     assert noise.std() * plan.normalizer / plan.l2_norm_clip == pytest.approx(5.0, rel=0.3)
 
 
-def test_units_without_images_and_past_the_cap_are_handled():
+def test_empty_units_add_nothing_and_images_past_the_cap_are_dropped():
     function, units = _function_squares(), _units_squares(3)
     empty = rows_of(np.zeros((0, 16), np.float32), np.zeros(0, int))
     start = function.initial_weights()

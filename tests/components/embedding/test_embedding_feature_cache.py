@@ -60,7 +60,7 @@ def _photos(count, seed=0):
 
 
 @pytest.mark.parametrize("backbone", ["tiny", "resnet8", "scatter_linear"])
-def test_features_have_the_same_bits_with_any_neighbours_at_any_position(backbone):
+def test_features_are_bit_identical_at_any_batch_position(backbone):
     model = MODEL.model_copy(update={"backbone": backbone})
     batches = MicroBatches(build_backbone(model, 0))
     assert batches.size == SIZE
@@ -81,7 +81,7 @@ class _LessBatchMean(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
 
 
-def test_backbone_whose_features_depend_on_neighbours_computes_one_image_at_a_time(caplog):
+def test_backbone_that_mixes_a_batch_is_run_one_image_at_a_time(caplog):
     inner = build_backbone(MODEL, 0)
     mixing = keras.Model(inner.input, _LessBatchMean()(keras.layers.Flatten()(inner.input)))
     with caplog.at_level(logging.WARNING):
@@ -172,7 +172,7 @@ def _sum(function, clients):
 
 
 @pytest.mark.long
-def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
+def test_update_from_cached_features_equals_update_from_images():
     people, backbone = _People(), build_backbone(MODEL_FROZEN, 0)
     variables = trainable_variables(backbone, "projection")
     whole = RoundFunction(backbone, noiseless(5.0), LOCAL, variables=variables, seed=4)
@@ -187,7 +187,7 @@ def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
     np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-def test_client_without_a_user_gets_no_new_examples():
+def test_users_are_read_once_and_keep_their_features_in_any_client():
     people, (trunk, _) = _People(), cut(build_backbone(MODEL_FROZEN, 0), "projection")
     frozen = FrozenFeatures(_cache(trunk), people.load, 100)
     one, other = frozen.load(_client(4, 0, 2)), frozen.load(_client(3, 1))
@@ -211,7 +211,7 @@ FAR = [3, 3 + 256, 3 + 65_536, 3 + 2**32, 0, 256]
 
 
 @pytest.mark.long
-def test_users_whose_rows_lie_far_apart_never_share_features():
+def test_users_with_equal_low_bits_of_row_numbers_never_share_features():
     """Rows that share their low bits: a key of a byte gives one user the features of another."""
     trunk, _ = cut(build_backbone(MODEL_FROZEN, 0), "projection")
 
@@ -229,7 +229,7 @@ def test_users_whose_rows_lie_far_apart_never_share_features():
         np.testing.assert_array_equal(kept.load(_client(row)).images, own)
 
 
-def test_key_of_a_unit_names_its_whole_row_and_its_place():
+def test_unit_key_depends_on_the_whole_row_number_and_the_image_place():
     """As training of a head keeps features: by the row of a unit, and the place of an image."""
     clients = [VirtualClient(place, 7, np.array([row])) for row in FAR for place in (0, 1, 256)]
     keys = {unit_key(client) for client in clients}
@@ -249,7 +249,7 @@ def test_cut_network_is_saved_unchanged(tmp_path):
     np.testing.assert_allclose(tip(trunk(images)), again(images), atol=1e-6)
 
 
-def test_changing_pixels_are_not_constant_features():
+def test_features_are_cached_only_for_a_frozen_trunk_without_augmentation():
     assert keeps_features(MODEL_FROZEN, LOCAL)
     moving = LOCAL.model_copy(update={"augmentation": AugmentationConfig()})
     assert not keeps_features(MODEL_FROZEN, moving)

@@ -15,7 +15,7 @@ from fedemb.models.backbones import build_backbone, trainable_variables
 from fedemb.models.inference import embed
 from fedemb.models.keras_backend import use_backend
 from fedemb.models.networks import NETWORKS
-from fedemb.models.processor_forms import for_processor
+from fedemb.models.processor_forms import rewritten_for_cpu
 from fedemb.training.tensorflow_clients import RoundFunction
 from fedemb.training.units import UnitGradientFunction
 from tests.kit.jax.cases import (
@@ -73,11 +73,11 @@ def records(backbone):
 
 
 @pytest.fixture(scope="module")
-def said(backbone, records, tmp_path_factory):
+def on_jax(backbone, records, tmp_path_factory):
     """What a process on JAX says of `sound`, `other` or `faulty` rounds of a kind."""
 
     @cache
-    def said(kind, what):
+    def on_jax(kind, what):
         folder, net, arrays = tmp_path_factory.mktemp(kind), backbone, {}
         if kind == "jax_clients":
             for variant in VARIANTS if what == "other" else QUICK:
@@ -95,13 +95,13 @@ def said(backbone, records, tmp_path_factory):
         save_backbone(net, folder / "backbone.keras")
         return said_on_jax(kind, what, folder)
 
-    return said
+    return on_jax
 
 
 @pytest.mark.long
 @each_kind
-def test_rounds_without_leak_pass_and_compile_once(said, kind):
-    found = said(kind, "sound")
+def test_rounds_without_leak_pass_and_compile_once(on_jax, kind):
+    found = on_jax(kind, "sound")
     assert "refused" not in found, found["refused"]
     assert found["problems"] == []  # the same bits at any place and beside any neighbour
     assert found["compiled"] == 1  # rounds and clients of every size
@@ -112,37 +112,37 @@ def test_rounds_without_leak_pass_and_compile_once(said, kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("variant", QUICK)
-def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(said, variant):
-    found = said("jax_clients", "sound")
+def test_jax_records_match_tensorflow_within_1e_5_of_the_clip(on_jax, variant):
+    found = on_jax("jax_clients", "sound")
     assert max(found["apart"][variant]) <= 1e-5, found["apart"]
 
 
 @pytest.mark.long
-def test_records_of_units_are_those_of_tensorflow(said):
+def test_jax_unit_records_match_tensorflow_with_at_most_one_outlier(on_jax):
     """An activation at its kink may flip by rounding and move a record further: one of nine."""
-    apart = np.array(said("jax_units", "sound")["apart"])
+    apart = np.array(on_jax("jax_units", "sound")["apart"])
     assert np.sum(apart > 1e-5) <= 1, apart
     assert apart.max() < 1e-2, apart
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in QUICK])
-def test_jax_training_variants_match_tensorflow_records(said, variant):
-    apart = said("jax_clients", "other")["apart"]
+def test_jax_training_variants_match_tensorflow_records(on_jax, variant):
+    apart = on_jax("jax_clients", "other")["apart"]
     assert max(apart[variant]) <= 1e-5, apart
 
 
 @pytest.mark.long
-def test_statistics_are_those_of_tensorflow_and_what_fills_shapes_adds_nothing(said, records):
-    found = said("jax_clients", "sound")
+def test_jax_statistics_match_tensorflow_and_padding_adds_nothing(on_jax, records):
+    found = on_jax("jax_clients", "sound")
     np.testing.assert_allclose(found["statistics"], records("joint")[1], rtol=1e-4)
     assert found["anything"]
 
 
 @pytest.mark.slow
 @each_kind
-def test_eight_devices_give_the_bits_of_one_and_bfloat16_keeps_the_clip(said, kind):
-    found = said(kind, "other")
+def test_eight_devices_give_the_bits_of_one_and_bfloat16_keeps_the_clip(on_jax, kind):
+    found = on_jax(kind, "other")
     assert found["devices"] == [True, True]
     wrong, cosine = found["bfloat16"]
     assert wrong == []
@@ -150,20 +150,20 @@ def test_eight_devices_give_the_bits_of_one_and_bfloat16_keeps_the_clip(said, ki
 
 
 @pytest.mark.slow
-def test_clipped_gradients_are_those_of_jax_privacy(said):
-    oracle = said("jax_units", "other")["oracle"]
+def test_clipped_gradients_match_jax_privacy(on_jax):
+    oracle = on_jax("jax_units", "other")["oracle"]
     assert max(oracle) <= 1e-5, oracle
 
 
 @pytest.mark.slow
 @each_kind
-def test_leaking_rounds_are_refused_before_units_are_read(said, kind):
-    assert all("position in a batch of 4" in text for text in said(kind, "faulty"))
+def test_leaking_rounds_are_refused_before_units_are_read(on_jax, kind):
+    assert all("position in a batch of 4" in text for text in on_jax(kind, "faulty"))
 
 
 @pytest.mark.long
-def test_refusals_on_jax_are_sentences(said):
-    found = said("jax_units", "sound")
+def test_unsupported_jax_environments_are_refused_with_a_remedy(on_jax):
+    found = on_jax("jax_units", "sound")
     assert "float64" in found["narrow"]
     assert "Lower training.unit_gradient.microbatch" in found["memory"]
     refused = found["refusals"]
@@ -202,7 +202,7 @@ def test_one_process_runs_one_backend():
 
 
 @pytest.mark.long
-def test_tensorflow_where_it_is_not_installed_is_one_sentence(monkeypatch):
+def test_missing_tensorflow_is_refused_with_the_setting_to_change(monkeypatch):
     """As in the images gpu and tpu."""
     monkeypatch.setattr(backend, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"not installed here; set training\.backend: jax"):
@@ -210,7 +210,7 @@ def test_tensorflow_where_it_is_not_installed_is_one_sentence(monkeypatch):
 
 
 @pytest.mark.long
-def test_jax_is_refused_for_what_it_does_not_train():
+def test_jax_backend_is_refused_for_unsupported_algorithms():
     assert classifier_config(**{"training.backend": "jax"}).training.backend == "jax"
     with pytest.raises(ValueError, match=r"backend=jax does not support .*=dp_covariance"):
         RunConfig.model_validate({"training": {"backend": "jax", "algorithm": "dp_covariance"}})
@@ -235,12 +235,12 @@ def lines(tmp_path_factory):
         (folder / f"{name}.json").write_text(model.model_dump_json())
         np.save(folder / f"{name}.images.npy", images)
         np.save(folder / f"{name}.embeddings.npy", embed(backbone, images, 4))
-    said = python("-m", "tests.kit.jax.without_tensorflow", folder, env={"KERAS_BACKEND": "jax"})
-    return [line.split() for line in said.splitlines()]
+    on_jax = python("-m", "tests.kit.jax.without_tensorflow", folder, env={"KERAS_BACKEND": "jax"})
+    return [line.split() for line in on_jax.splitlines()]
 
 
 @pytest.mark.slow
-def test_the_core_is_imported_and_each_backbone_built_where_tensorflow_is_not(lines):
+def test_all_backbones_are_built_without_tensorflow_installed(lines):
     assert [name for kind, name, *_ in lines if kind == "built"] == list(NETWORKS)
 
 
@@ -306,10 +306,10 @@ def _inputs(shape, clients=3):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_and_gradients_are_those_of_xla(name):
+def test_cpu_convolution_and_pooling_match_xla_values_and_gradients(name):
     shape, function = FUNCTIONS[name]
     images, kernels = _inputs(shape)
-    formed = for_processor(function)
+    formed = rewritten_for_cpu(function)
 
     def square(given):
         return lambda x, k: jnp.sum(jnp.square(given(x, k)))
@@ -324,12 +324,12 @@ def test_values_and_gradients_are_those_of_xla(name):
     assert not {"conv_general_dilated", "reduce_window_max"} & used
 
 
-def test_a_tie_gives_the_gradient_to_the_first_pixel():
+def test_max_pooling_tie_has_the_same_gradient_as_xla():
     _, function = FUNCTIONS["pooling"]
     ties = jnp.ones((1, 4, 4, 1))
     wanted, found = (
         jax.grad(lambda x, f=f: jnp.sum(f(x, jnp.ones(1))))(ties)
-        for f in (function, for_processor(function))
+        for f in (function, rewritten_for_cpu(function))
     )
     np.testing.assert_array_equal(found, wanted)
 
@@ -347,11 +347,11 @@ OTHERS = {
 def test_other_operations_are_not_rewritten_for_processors(name):
     shape, function = OTHERS[name]
     given = jnp.ones((2, 8, 8, 4)), jnp.ones(shape)
-    assert _operations(for_processor(function), *given) == _operations(function, *given)
+    assert _operations(rewritten_for_cpu(function), *given) == _operations(function, *given)
 
 
-def test_an_accelerator_computes_what_the_function_says(monkeypatch):
+def test_operations_are_not_rewritten_for_accelerators(monkeypatch):
     function = FUNCTIONS["same"][1]
-    assert for_processor(function) is not function
+    assert rewritten_for_cpu(function) is not function
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert for_processor(function) is function
+    assert rewritten_for_cpu(function) is function

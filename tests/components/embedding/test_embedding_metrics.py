@@ -143,7 +143,7 @@ def test_query_subsample_uses_the_whole_gallery():
     )
 
 
-def test_rates_at_the_own_threshold_are_recall_and_rate_asked():
+def test_rates_at_the_models_own_threshold_equal_recall_and_requested_far():
     data = arrange(*blobs(60, 4))
     result = verify(data, (0.05,), samples=40)
     accepts, recall = rates_at(data, result.thresholds[0], samples=40)
@@ -155,7 +155,7 @@ def test_rates_at_the_own_threshold_are_recall_and_rate_asked():
 # ---- intervals ----------------------------------------------------------------------------------
 
 
-def test_draws_to_first_order_agree_with_exact_draws(monkeypatch):
+def test_first_order_bootstrap_draws_agree_with_exact_draws(monkeypatch):
     data = arrange(*blobs(150, 4))
     exact = verify(data, (1e-2, 0.1), samples=100)
     monkeypatch.setattr(metrics, "EXACT_PAIRS", 0)
@@ -166,7 +166,7 @@ def test_draws_to_first_order_agree_with_exact_draws(monkeypatch):
         assert (b.high - b.low) / (a.high - a.low) == pytest.approx(1, abs=0.25)
 
 
-def test_different_draws_cannot_be_paired():
+def test_estimates_of_different_bootstrap_draws_cannot_be_subtracted():
     with pytest.raises(InputError, match="same identities"):
         Estimate(1.0, np.zeros(3), 9) - Estimate(1.0, np.zeros(4), 9)
 
@@ -226,7 +226,7 @@ def groups_of_unlike_spread(groups, seed, people=12, images=3):
 
 @pytest.mark.long
 @pytest.mark.statistical
-def test_intervals_over_groups_cover_what_the_next_groups_bring():
+def test_only_intervals_over_groups_cover_the_recall_of_new_groups():
     """Of 30 intervals 27 and 15 hold it; below 22, or 22 and more, has chance < 1e-3."""
     embeddings, labels, _ = groups_of_unlike_spread(300, 0)
     truth = verify(arrange(embeddings, labels), (0.01,), samples=20).recall[0].value
@@ -261,7 +261,7 @@ def test_bootstrap_draws_whole_groups():
         ([0, 0, 1, 1], {"clusters": np.array([0, 1, 1, 1])}, "more than one cluster"),
     ],
 )
-def test_bad_input_is_one_sentence(labels, more, words):
+def test_invalid_labels_groups_or_clusters_are_refused(labels, more, words):
     with pytest.raises(InputError, match=words):
         verify(arrange(np.ones((4, 2)), np.array(labels), **more), (0.1,), samples=20)
 

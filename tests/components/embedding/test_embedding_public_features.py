@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import (
+    BackboneConfig,
     LocalTrainingConfig,
     ModelConfig,
     PretrainingConfig,
-    PublicStart,
     RunConfig,
     TrainingConfig,
 )
@@ -22,7 +22,7 @@ from fedemb.data import sources
 from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.data.pixels import encode_png
-from fedemb.documents.utility import starts_of
+from fedemb.documents.utility import baselines_of
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
 from fedemb.models.backbone_files import load_backbone, save_backbone
@@ -122,10 +122,10 @@ def test_network_output_is_that_of_the_file(file):
 
 def test_changed_features_of_an_import_are_compared_with_the_network_output():
     config = load_config("cars_whitening")
-    assert "network_output" in starts_of(config)
+    assert "network_output" in baselines_of(config)
     plain = {"taps": (), "square_root": False, "principal_directions": 0}
     model = config.model.model_copy(update=plain)
-    assert "network_output" not in starts_of(config.model_copy(update={"model": model}))
+    assert "network_output" not in baselines_of(config.model_copy(update={"model": model}))
 
 
 def test_tap_that_does_not_exist_is_refused_with_those_that_do(file):
@@ -146,7 +146,7 @@ def test_step_takes_constants_from_public_images_and_reports_their_number(
 
     monkeypatch.setattr(sources, "read_some_public_images", read)
     public = SourceConfig(uri="public.parquet")
-    start = PublicStart(
+    start = BackboneConfig(
         model=MODEL,
         pretraining=PretrainingConfig(
             kind="import", import_path=str(file), source=public, constant_images=50
@@ -174,7 +174,7 @@ def test_step_takes_constants_from_public_images_and_reports_their_number(
     assert backbone.output_shape == (None, 8)
 
 
-def test_part_of_a_public_set_is_random_repeatable_and_all_of_a_small_one(tmp_path):
+def test_public_image_sample_is_seeded_and_includes_all_of_a_small_set(tmp_path):
 
     folder = tmp_path / "photos" / "one"
     folder.mkdir(parents=True)
@@ -198,7 +198,7 @@ def _whole(file, weight=1.5):
 
 
 @pytest.mark.long
-def test_embedding_is_the_projection_followed_by_the_features_of_the_set_length(file, tmp_path):
+def test_embedding_is_the_projection_then_the_weighted_public_features(file, tmp_path):
     model = MODEL.model_copy(update={"keep_public_features": 1.5})
     whole, backbone = _whole(file)
     images = _leaves(6, seed=8)
@@ -224,7 +224,7 @@ def test_embedding_is_the_projection_followed_by_the_features_of_the_set_length(
 
 
 @pytest.mark.long
-def test_private_training_changes_the_projection_and_sees_no_other_output(file):
+def test_private_training_updates_only_the_projection(file):
     whole, _ = _whole(file)
     assert without_public_features(whole).output_shape == (None, 8)
     model = MODEL.model_copy(update={"keep_public_features": 1.5})
@@ -298,7 +298,7 @@ def _drawn(count=80, seed=0):
     return drawn_images(count, 16, 1, seed)
 
 
-def test_largest_directions_are_brought_to_the_size_of_the_next():
+def test_whitening_shrinks_the_largest_directions_to_the_next_eigenvalue():
     """Against the covariance itself, on the images that the constants are of."""
     random = np.random.default_rng(0)
     features = random.normal(size=(60, 2, 2, 5)) * np.array([9.0, 5.0, 1.0, 1.0, 1.0])
@@ -311,8 +311,10 @@ def test_largest_directions_are_brought_to_the_size_of_the_next():
     np.testing.assert_allclose(after, wanted, atol=1e-8 * before[0])
 
 
-def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
-    start = PublicStart(model=CLASSIFIER, pretraining=PretrainingConfig(constant_images=64), seed=1)
+def test_whitened_backbone_keeps_its_constants_and_returns_unit_vectors(tmp_path):
+    start = BackboneConfig(
+        model=CLASSIFIER, pretraining=PretrainingConfig(constant_images=64), seed=1
+    )
     keys = open_key_store(str(tmp_path / "keys"))
     card = pretrain_public.run(start, tmp_path / "start", keys)
     assert (card["images"], card["constant_images"]) == (0, 64)
@@ -326,13 +328,13 @@ def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
     np.testing.assert_allclose(bare(preprocess(_drawn(3, seed=9))), found, atol=1e-4)
 
 
-def test_networks_without_mirrored_features_refuse():
+def test_mirrored_is_refused_for_networks_without_mirrored_features():
     with pytest.raises(ConfigError, match=r"model\.mirrored: resnet8 has no mirrored features"):
         build_backbone(MODEL_WHITENED.model_copy(update={"backbone": "resnet8"}), 0)
 
 
 @pytest.mark.long
-def test_file_that_sees_mirror_images_and_one_that_does_not_are_told_apart(tmp_path):
+def test_import_with_the_wrong_mirrored_setting_is_refused(tmp_path):
     for mirrored in (True, False):
         dim = 4 * (2 if mirrored else 4) * 81
         changed = {"whitened_directions": 0, "mirrored": mirrored, "embedding_dim": dim}

@@ -87,7 +87,7 @@ def test_photos_of_any_extension_are_rows(model, tmp_path):
     }
 
 
-def test_batches_are_bounded_by_their_bytes_and_change_nothing(
+def test_batches_are_limited_in_bytes_without_changing_embeddings(
     model, folder, tmp_path, monkeypatch
 ):
     """Two thousand photos of a phone are ten gigabytes."""
@@ -143,7 +143,7 @@ def test_parquet_rows_are_named_by_a_column_or_by_their_place(model, tmp_path):
         assert pq.read_table(output)["name"].to_pylist() == wanted
 
 
-def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, monkeypatch):
+def test_installation_that_decodes_differently_is_refused(model, folder, tmp_path, monkeypatch):
     from fedemb.data import photos
 
     monkeypatch.setattr(photos.ImageOps, "exif_transpose", lambda image: image)
@@ -190,12 +190,12 @@ def test_folder_without_a_bundle_is_an_artifact_error(tmp_path):
         ReleasedModel(tmp_path)
 
 
-def test_list_of_photos_is_not_a_folder(tmp_path):
+def test_embedding_a_csv_instead_of_a_photo_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="Pass the folder of the photos"):
         next(PhotoSource(str(tmp_path / "photos.csv")).photos())
 
 
-def test_command_embed(small_release, folder, tmp_path):
+def test_embed_command_reports_files_without_an_embedding(small_release, folder, tmp_path):
     bundle, trust = small_release / "bundle", small_release / "ledger" / "trust.json"
     said = fedemb("embed", folder, "-m", bundle, "--trust", trust, "-o", tmp_path / "e.parquet")
     assert "2 without an embedding" in said

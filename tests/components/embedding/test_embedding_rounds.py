@@ -200,7 +200,7 @@ def test_seed_depends_on_round_grouping_and_group_only():
         assert not np.array_equal(_sum(function, [other], index)[0], base)
 
 
-def test_labels_mean_nothing_outside_their_client():
+def test_renaming_the_labels_of_a_client_does_not_change_its_update():
     function, client = _function(), _clients()[4]
     _, rows = np.unique(client.labels, return_inverse=True)
     renamed = ClientExamples(0, 4, client.images, 1000 - 7 * rows.astype(np.int64))
@@ -271,7 +271,7 @@ def test_bfloat16_keeps_float32_weights_and_stays_close():
     assert not np.array_equal(one, two)
 
 
-def test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round():
+def test_head_and_momentum_of_a_client_do_not_leak_into_other_clients():
     function, clients = _function(), _clients()
     before, _ = _sum(function, [clients[4]])
     _sum(function, clients)
@@ -323,7 +323,7 @@ def _sums_in_any_order(function):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["clients", "units"])
-def test_no_sum_of_a_round_takes_its_terms_in_any_order(kind):
+def test_round_graph_contains_no_sum_of_undefined_order(kind):
     assert _sums_in_any_order(_function_sums(kind)._train) == 0
 
 
@@ -340,14 +340,14 @@ def terms(monkeypatch):
 
 
 @pytest.mark.long
-def test_training_without_privacy_adds_them_in_one_order_too(terms):
+def test_pretraining_sums_gradients_in_a_fixed_order(terms):
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     schedule = PretrainingConfig(epochs=1, batch_size=4, learning_rate=0.1, augmentation=None)
     pretrain(build_backbone(MODEL_SUMS, 1), images, np.arange(8) % 2, schedule, seed=0)
     assert max(terms) == 2
 
 
-def test_gradients_are_those_of_tensorflow_and_the_usual_sum_is_back_afterwards(terms):
+def test_ordered_gradients_match_tensorflow_and_the_patch_is_undone(terms):
     import tensorflow as tf
 
     x = tf.constant(np.random.default_rng(0).normal(size=100).astype(np.float32))

@@ -114,7 +114,7 @@ ENOUGH = UnitGradientConfig(microbatch=16)
 
 @pytest.mark.long
 @pytest.mark.parametrize(("config", "model"), [(VIEWS, MODEL), (ENOUGH, RESNET)])
-def test_a_unit_more_moves_its_own_record_in_and_no_other_bit(config, model):
+def test_adding_a_unit_changes_the_sum_by_exactly_its_clipped_record(config, model):
     """Record and replay: at most the clip, whatever the place, the neighbours and the fill."""
     function, units = _function(config, model=model, workers=2), _units(9)
     alone = [_sum(function, [unit])[0] for unit in units]
@@ -194,7 +194,7 @@ def test_views_depend_on_round_and_unit_alone():
     assert np.abs(first[..., :2]).max() <= 2
 
 
-def test_views_are_crops_of_the_mirrored_border_as_numpy_pads_it():
+def test_views_equal_flipped_crops_of_numpy_reflect_padding():
     image = np.random.default_rng(0).integers(0, 256, (1, SIZE, SIZE, 3), np.uint8)
     padded = np.pad(image[0], ((2, 2), (2, 2), (0, 0)), mode="reflect")
     moves = np.array([[[-2, 1, 0], [2, 0, 1], [0, 0, 0]]], np.int32)
@@ -204,14 +204,14 @@ def test_views_are_crops_of_the_mirrored_border_as_numpy_pads_it():
     np.testing.assert_array_equal(found[2], image[0])
 
 
-def test_only_the_named_variables_move():
+def test_only_variables_of_the_trainable_group_are_in_the_record():
     head, norms = _function(group="head"), _function(group="conv_frozen", model=RESNET)
     assert [v.path for v in head.variables] == ["logits/kernel", "logits/bias"]
     assert {v.path.rsplit("/")[-1] for v in norms.variables} == {"gamma", "beta", "kernel", "bias"}
     assert len(_sum(head, _units())[0]) == 16 * CLASSES + CLASSES
 
 
-def test_unit_with_a_nan_value_adds_nothing():
+def test_nan_weights_give_a_zero_sum():
     function, units = _function(), _units(4)
     weights = function.initial_weights()
     weights[:] = np.nan
@@ -288,7 +288,7 @@ def test_closed_form_equals_the_sum_of_formed_gradients(clip):
         )
 
 
-def test_a_unit_more_moves_its_own_integers_in_and_no_other_bit():
+def test_adding_a_unit_to_a_head_round_changes_the_sum_by_its_record():
     classifier, function = _function_head(0.5)
     features, weights = _features(classifier, _units(8)), function.initial_weights()
 
@@ -306,7 +306,7 @@ def test_a_unit_more_moves_its_own_integers_in_and_no_other_bit():
     np.testing.assert_array_equal(total(features[::-1]), whole)
 
 
-def test_no_record_leaves_the_ball_however_features_and_errors_lie():
+def test_closed_form_record_norm_never_exceeds_the_clip():
     """Features of one size and of many, images that add up and that cancel, errors side by side."""
     random = np.random.default_rng(0)
     for trial in range(1200):
@@ -324,7 +324,7 @@ def test_no_record_leaves_the_ball_however_features_and_errors_lie():
             assert np.linalg.norm(summed.astype(np.float64)) <= 2.0**32
 
 
-def test_images_that_cancel_move_no_other_unit():
+def test_cancelling_image_gradients_do_not_change_other_units():
     """Their record is short, their parts are not, and those must stay exact in doubles, too."""
     features = whole_features(np.full((2, 5), 0.7, np.float32))
     errors = np.full((3, 2, 4), 1e-3)
@@ -373,7 +373,7 @@ def test_unit_with_a_nan_feature_is_zero_and_changes_no_other(value):
     assert not total([broken]).any()
 
 
-def test_units_of_any_number_of_images_are_summed_exactly_however_many_are_sampled():
+def test_sum_is_exact_for_any_number_of_images_and_sampled_units():
     """At 512 images a unit four of them fill an exact sum; more are added one sum after another."""
     config = CONFIG.model_copy(update={"images_per_unit": 512})
     classifier, function = _function_head(0.5, config)
@@ -384,7 +384,7 @@ def test_units_of_any_number_of_images_are_summed_exactly_however_many_are_sampl
     np.testing.assert_array_equal(found, np.sum(alone, axis=0))
 
 
-def test_units_without_images_leave_the_others_in(monkeypatch):
+def test_units_without_images_do_not_change_the_sum(monkeypatch):
     """However many of them come at once, more than are packed at once too."""
     classifier, function = _function_head(0.5)
     units = _features(classifier, _units(6))
@@ -411,13 +411,13 @@ def test_logits_have_the_same_bits_alone_and_in_a_batch():
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
-def test_exact_logits_of_zero_and_nan_weights(value):
+def test_exact_logits_are_zero_for_zero_and_nan_for_nonfinite_weights(value):
     features = whole_features(np.ones((2, 3), np.float32))
     logits = exact_logits(features, whole_weights(np.full((4, 5), value, np.float32)))
     assert np.all(logits == 0.0 if value == 0.0 else np.isnan(logits))
 
 
-def test_units_of_one_image_are_summed_as_those_of_several_are():
+def test_single_image_sum_is_close_to_the_general_sum():
     """The shorter way, for units that are one image each, gives the same sum."""
     classifier, one = _function_head(0.5, UnitGradientConfig(images_per_unit=1))
     _, several = _function_head(0.5)
@@ -427,6 +427,6 @@ def test_units_of_one_image_are_summed_as_those_of_several_are():
     assert 0 < np.linalg.norm(sums[0] - sums[1]) < 1e-4 * np.linalg.norm(sums[0])
 
 
-def test_views_of_cached_features_are_refused_with_a_sentence():
+def test_views_with_cached_features_are_refused():
     with pytest.raises(ConfigError, match="does not support views"):
         _function_head(1.0, UnitGradientConfig(views=2))

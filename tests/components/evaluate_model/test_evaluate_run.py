@@ -13,7 +13,7 @@ from fedemb.errors import ArtifactError, LedgerError, Refused, SignatureInvalid
 from fedemb.evaluation.held_out import Subjects
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
-from fedemb.reports.measured_words import compared, utility_sentence, utility_sentences
+from fedemb.reports.utility_text import compared, utility_sentence, utility_sentences
 from fedemb.steps import evaluate_model
 from fedemb.steps.evaluate_model import run
 from tests.kit.cli import fedemb
@@ -44,7 +44,7 @@ def said(path):
     return utility_sentence(report)
 
 
-def test_trained_model_beats_the_imported_backbone_which_has_no_untrained_twin(report):
+def test_trained_model_beats_the_imported_backbone_in_the_report(report):
     _, document, _ = report
     assert document["public_backbone"]["difference"]["0.001"]["low"] > 0
     for name in ("public_backbone", "raw_pixels"):
@@ -81,7 +81,7 @@ def test_evaluation_is_recorded_before_users_are_read(finished, tmp_path, monkey
 
 
 @pytest.mark.long
-def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
+def test_repeated_evaluation_writes_an_identical_report_and_page(finished, tmp_path):
     settings = config(**{"evaluation.max_images": 60})
     one, other = tmp_path / "a", tmp_path / "b"
     for folder in (one, other):
@@ -92,7 +92,7 @@ def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
     assert read(one / "report.json", UtilityReport).body.evaluated.images == 60
 
 
-def test_evaluation_that_was_cut_off_the_ledger_is_noticed(copied, tmp_path):
+def test_evaluation_record_deleted_from_the_ledger_is_detected(copied, tmp_path):
     """Otherwise a writer of the ledger could publish the best of several evaluations as the one."""
     context = copied.context(config(), tmp_path)
     run(context)
@@ -154,7 +154,7 @@ def _sealed_by_another(copied, bundle):
 
 
 @pytest.mark.parametrize("attack", [_model_exchanged, _unsigned_folder, _sealed_by_another])
-def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
+def test_previous_release_without_a_valid_signature_is_not_loaded(
     copied, tmp_path, monkeypatch, attack
 ):
     """No held-out user is evaluated for it: the ledger has no evaluation."""
@@ -205,7 +205,7 @@ def test_only_an_interval_without_zero_is_called_a_difference(difference, words)
     assert compared(difference, "x") == words
 
 
-def test_subgroups_are_drawn_where_each_holds_whole_identities():
+def test_subgroups_are_resampled_only_if_no_identity_is_in_two():
     def groups(*names):
         labels = np.array([1, 1, 2, 3], np.int64)
         return Subjects(labels, labels.astype(np.uint64), np.array(names)).groups

@@ -31,7 +31,7 @@ def _measured(users=40, images=3, grouped=True, names=("x", "y", "")):
 
 
 @pytest.mark.parametrize("name", ["O'Hare, gate 5", "R&D", "n" * 101, "<b>", "\n"])
-def test_group_with_any_name_costs_no_report(name):
+def test_subgroup_with_any_name_does_not_break_the_report(name):
     """What data call a group must not decide whether a run that was paid for can end."""
     report = _report(**_measured(names=("x", name, ""))[0])
     assert {part.name for part in report.by_group.shown} < {"x", "subgroup 1", "subgroup 2"}
@@ -54,7 +54,7 @@ def _report(**changes):
     return ClassifierReport.of_fields(fields)
 
 
-def test_top_1_and_top_5_are_what_counting_gives_and_ties_are_chance():
+def test_top_1_and_top_5_match_a_direct_count_and_ties_count_as_chance():
     found, table, labels = _measured()
     model, start = found["model"], found["public_backbone"]
     order = np.argsort(-table, axis=1)
@@ -67,7 +67,7 @@ def test_top_1_and_top_5_are_what_counting_gives_and_ties_are_chance():
     assert model["top_1"]["low"] < model["top_1"]["value"] < model["top_1"]["high"]
 
 
-def test_reliability_is_what_counting_gives():
+def test_reliability_bins_match_a_direct_count():
     found, table, labels = _measured()
     confidence, right = table.max(1), table.argmax(1) == labels
     owners = np.repeat(np.arange(40), 3)
@@ -83,7 +83,7 @@ def test_reliability_is_what_counting_gives():
         assert part["accuracy"] == pytest.approx(share, abs=1e-6)
 
 
-def test_confusion_is_what_counting_gives_and_small_classes_are_merged():
+def test_confusion_matrix_matches_a_direct_count_and_merges_small_classes():
     found, table, labels = _measured()
     predicted, confusion = table.argmax(1), found["confusion"]
     assert confusion["classes"] == list("abcdef")  # no image has the class "g"
@@ -106,7 +106,7 @@ def test_inconsistent_confusion_matrix_is_refused(change):
         _report(confusion={**confusion, "rows": [{**first, **change}, *others]})
 
 
-def test_constant_classifier_is_calibrated():
+def test_calibration_error_of_a_constant_classifier_is_its_accuracy_gap():
     found, _, labels = _measured()
     gap = abs(1 / len(CLASSES) - np.mean(labels == 0))
     assert found["public_backbone"]["calibration_error"] == pytest.approx(gap, abs=1e-6)
@@ -137,7 +137,7 @@ def test_each_class_and_group_is_compared_with_the_other_models():
     assert all(len(part["compared"]) == 1 for part in found["by_group"]["shown"])
 
 
-def test_spread_of_the_calibration_error_is_that_of_its_draws_without_what_chance_adds():
+def test_calibration_interval_is_a_bias_corrected_bootstrap_over_users():
     """Against a loop over the draws: users are resampled, and every bin counts its own gap."""
     users, images, samples = 60, 2, 400
     random = np.random.default_rng(3)
@@ -185,7 +185,7 @@ def test_class_comparison_must_match_the_overall_measurement():
             with_other(**changes)
 
 
-def test_the_report_takes_what_was_measured_and_nothing_else():
+def test_classifier_report_refuses_unknown_or_inconsistent_fields():
     report = _report()
     assert report.measured
     assert report.headline("public_backbone").value == pytest.approx(1 / 7, abs=1e-6)

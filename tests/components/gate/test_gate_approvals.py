@@ -109,7 +109,7 @@ def body_of(run, **changes):
     }
 
 
-def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(half, run, bob):
+def test_gate_denies_until_the_required_number_of_approvals_is_reached(half, run, bob):
     assert codes(run) == ["not_approved"]
     (reason,) = verdict_of(run).reasons
     assert "requires 2 approvals" in reason.sentence
@@ -133,7 +133,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(half
         (["not_approved", "fold_differs"], False),
     ],
 )
-def test_only_a_release_that_nothing_but_approvals_holds_up_waits(codes, waits):
+def test_verdict_waits_only_if_missing_approvals_are_the_only_reason(codes, waits):
     """Approvals by arbitrary readers of a waiting release are refused."""
     reasons = tuple(Reason(code, "a problem", "a remedy") for code in codes)
     verdict = Verdict(allow=not reasons, reasons=reasons)
@@ -179,7 +179,7 @@ def test_approval_of_another_model_does_not_count(half, run, bob):
     assert codes(run) == ["not_approved"]
 
 
-def test_approval_for_another_run_under_the_same_policy_is_not_taken(half, run, ada, bob, tmp_path):
+def test_approval_for_another_run_of_the_policy_does_not_count(half, run, ada, bob, tmp_path):
     release = {**run.config.release.model_dump(), "version": "2.0"}
     other = started(tmp_path / "other", "tuesday", run.policy_root, release=release)
     other.approve(ada)
@@ -219,7 +219,7 @@ def test_removed_approver_cannot_approve_or_reuse_the_key(half, run, ada, bob):
         run.ledger()
 
 
-def test_retired_key_is_not_named_again(named, run, ada, bob):
+def test_retired_approver_key_cannot_be_added_again(named, run, ada, bob):
     name(run, "ada left", bob=bob)
     with pytest.raises(LedgerError, match="was retired before"):
         name(run, "ada is back", ada=ada, bob=bob)
@@ -234,7 +234,7 @@ def test_only_the_policy_owner_names_approvers(run, ada):
         run.ledger().name_approvers({"ada": ada.public_key}, "me", owner)
 
 
-def test_keys_record_makes_no_approver(run, ada):
+def test_key_rotation_cannot_add_an_approver(run, ada):
     trust = run.ledger().chain.trust.with_approvers([ada.public_key], 3)
     later = replace(trust.current("approver"), generation=2)
     later = replace(later, public_key=person().public_key)
@@ -377,7 +377,7 @@ def test_decision_about_a_run_that_did_not_commit_breaks_the_ledger(tmp_path):
         run.ledger().state  # noqa: B018
 
 
-def test_terms_of_the_release_are_those_that_were_approved(half, run, bob):
+def test_release_terms_changed_after_the_approval_are_denied(half, run, bob):
     """Otherwise a floor could be lifted, or the licence changed, after the approvals."""
     run.approve(bob)
     assert verdict_of(run).allow
@@ -398,7 +398,7 @@ def test_terms_of_the_release_are_those_that_were_approved(half, run, bob):
             run.do_gate()
 
 
-def test_policy_that_wants_no_approvals_takes_none(tmp_path):
+def test_policy_without_approvals_refuses_approvers_and_approvals(tmp_path):
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
     key, before = ssh_key(tmp_path, "ada"), run.ledger().head
@@ -427,7 +427,7 @@ def test_folder_that_holds_the_report_of_another_run_is_not_approved(run, tmp_pa
     assert run.ledger().head == named != head
 
 
-def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
+def test_approvals_and_waivers_require_the_rollback_anchor_of_the_policy(tmp_path):
     rollback_anchor = str(tmp_path / "anchor")
     run = started(tmp_path / "run", **{"storage.rollback_anchor": rollback_anchor})
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)

@@ -16,7 +16,7 @@ from fedemb.release.decide import RULES, check_before_charge
 from fedemb.steps import reserve_budget
 from fedemb.steps.reserve_budget import open_or_create
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.public_start import keras_file, no_rehearsal, sign_start, small_weights
+from tests.kit.signed_backbone import keras_file, no_rehearsal, sign_start, small_weights
 
 
 def _context(root, **changes):
@@ -106,7 +106,7 @@ def _without_proof(monkeypatch):
         pytest.param(_without_proof, Refused, "no proven guarantee", id="proof"),
     ],
 )
-def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change, error, words):
+def test_plan_the_gate_would_deny_is_not_charged(tmp_path, monkeypatch, change, error, words):
     context = _context(tmp_path)
     sign_start(context)
     change(monkeypatch)

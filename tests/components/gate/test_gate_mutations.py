@@ -27,7 +27,7 @@ from fedemb.release.privacy_report import build_report
 from tests.kit.pipeline_runs import honest_run
 
 FREE = {("signature",), ("time",)}
-"""Judged by rules of their own, below."""
+"""ReleaseEvidence by rules of their own, below."""
 
 
 def leaves(value, path=()):
@@ -91,14 +91,14 @@ def mutate(document):
 NOT_RECOMPUTED = {
     "utility": "measured on held-out people, whom only the evaluation may read",
     "audit self_test": "the test of the auditor itself; its bounds are a rule",
-    "start": "compared with the configuration by `check_start`; counts are of public images",
+    "start": "compared with the configuration by check_public_backbone; counts of public images",
 }
 """Document, and the first field if not all are meant -> why the gate takes its numbers."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["plan", "users", "model", "audit", "utility", "start"])
-def test_number_that_its_step_signed_is_recomputed_or_named_here(allowed_run, tmp_path, name):
+def test_signed_numbers_are_recomputed_unless_listed_as_exceptions(allowed_run, tmp_path, name):
     """A compromised step signs a number of its choice; account and gate come after it."""
     run = honest_run.copy_of(allowed_run, tmp_path / "run")
     path = run.model / "model.json" if name == "model" else getattr(run, name)
@@ -212,7 +212,7 @@ def _objects(value, path=()):
 
 
 @pytest.mark.parametrize("name", EVIDENCE)
-def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run, name):
+def test_added_or_removed_evidence_field_is_denied_despite_valid_accounting(run, name):
     """An unknown field could be a figure without noise, and the gate publishes what it allows."""
     path = run.model / "model.json" if name == "model" else getattr(run, name)
     document = json.loads(path.read_bytes())
@@ -240,7 +240,7 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     assert _allowed_when_priced_again(run, ledger)
 
 
-def test_every_changed_value_of_the_plan_is_denied_however_honestly_priced(run):
+def test_every_changed_plan_value_is_denied_despite_valid_accounting(run):
     """The plan's own key signs it: its figures follow from the configuration."""
     ledger, allowed = run.ledger(), []
     for field, changed in mutate(json.loads(run.plan.read_bytes())):
@@ -262,7 +262,7 @@ def test_every_changed_value_of_the_plan_is_denied_however_honestly_priced(run):
     ],
     ids=["key twice", "blank", "empty line", "no end", "other spelling"],
 )
-def test_round_log_in_another_form_is_refused(run, bend):
+def test_non_canonical_round_log_is_refused(run, bend):
     path = run.model / "rounds.jsonl"
     data = path.read_bytes()
     path.write_bytes(bend(data))
@@ -272,7 +272,7 @@ def test_round_log_in_another_form_is_refused(run, bend):
     assert _refused(run)
 
 
-def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monkeypatch):
+def test_unnoised_figures_in_round_log_or_model_card_are_denied(tmp_path, monkeypatch):
     """A trainer that logs the number of participants under the name of the event."""
     run = honest_run.start(tmp_path)
 

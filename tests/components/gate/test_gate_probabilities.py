@@ -59,7 +59,7 @@ def test_classifier_with_informative_probabilities_passes():
     assert reasons(report(0.7, 0.7)) == []
 
 
-def test_right_classifier_that_is_far_too_certain_is_denied():
+def test_overconfident_classifier_is_denied():
     """Accuracy is 70 % in both cases, and the gain over the baselines is the same."""
     certain = report(1 - 1e-9, 0.7)
     assert certain.gain is not None
@@ -111,7 +111,7 @@ def test_document_fields_have_no_defaults():
         type("Loose", (Part,), {"__annotations__": {"more": int}, "more": 0})
 
 
-def test_documents_of_a_run_are_of_their_schemas(allowed_run):
+def test_documents_of_a_run_match_their_json_schemas(allowed_run):
     names = ("plan", "reservation", "users", "audit", "utility", "report", "verdict")
     paths = [getattr(allowed_run, name) for name in names]
     found = set()

@@ -131,7 +131,7 @@ def charged_as(tmp_path, monkeypatch):
     return make
 
 
-def test_reservation_of_a_simulation_is_denied_as_one(charged_as):
+def test_run_reserved_as_a_simulation_is_denied(charged_as):
     """A simulation weighs on no block, whatever the configuration says afterwards."""
     run = charged_as(lambda content: {**content, "purpose": "simulation"})
     assert run.config.purpose == "release"
@@ -165,7 +165,7 @@ PRICES = {
 
 
 @pytest.mark.parametrize("figure", PRICES)
-def test_plan_with_a_figure_that_its_configuration_does_not_give_is_denied(run, figure):
+def test_plan_with_a_figure_that_differs_from_the_configuration_is_denied(run, figure):
     """Signed with the key of the planning step."""
     plan = json.loads(run.plan.read_text())
     run.rewrite(run.plan, **{figure: PRICES[figure](plan)})
@@ -189,7 +189,7 @@ def test_epsilon_of_the_report_that_is_not_the_recomputed_one_is_denied(run, fac
     assert judged(run, change=understated)[0] == "epsilon_differs"
 
 
-def test_mechanism_without_noise_has_no_privacy(run, tmp_path):
+def test_plan_without_noise_is_denied_as_no_privacy(run, tmp_path):
     changes = {"purpose": "simulation", "mechanism.noise_multiplier": 0.0}
     other = honest_run.start(tmp_path / "other", **changes)
     other.do_plan()
@@ -264,7 +264,7 @@ def test_model_card_that_the_trainer_did_not_sign_is_denied(tmp_path, monkeypatc
     assert judged(until_measured(run)) == ["document_unsigned"]
 
 
-def test_digest_of_all_inputs_that_does_not_follow_from_them_is_denied(tmp_path, monkeypatch):
+def test_inputs_digest_that_differs_from_the_inputs_is_denied(tmp_path, monkeypatch):
     """Ledger and model agree on the digest; only computing it again shows that it is another's."""
     run = honest_run.start(tmp_path)
     monkeypatch.setattr(run, "inputs_sha", lambda: "7" * 64)
@@ -280,7 +280,7 @@ def test_digest_of_all_inputs_that_does_not_follow_from_them_is_denied(tmp_path,
     ],
     ids=["planned clients", "no event", "another event"],
 )
-def test_round_line_that_is_not_public_is_denied(tmp_path, monkeypatch, changes):
+def test_round_line_that_differs_from_the_plan_is_denied(tmp_path, monkeypatch, changes):
     """The trainer logged, signed and committed it: only the rule about its content is left."""
     run = honest_run.start(tmp_path)
     honest = run.write_rounds
@@ -292,7 +292,7 @@ def test_round_line_that_is_not_public_is_denied(tmp_path, monkeypatch, changes)
     assert judged(until_measured(run)) == ["round_line_differs"]
 
 
-def test_round_line_of_another_number_is_denied(tmp_path, monkeypatch):
+def test_round_line_with_a_wrong_round_number_is_denied(tmp_path, monkeypatch):
     run = honest_run.start(tmp_path)
     honest = run.write_rounds
     monkeypatch.setattr(

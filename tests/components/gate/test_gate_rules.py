@@ -51,12 +51,12 @@ def table_of(run, factor):
 
 
 @pytest.mark.parametrize("same_environment", [True, False])
-def test_block_table_that_the_ledger_does_not_give_is_refused(run, same_environment):
+def test_block_table_that_differs_from_the_ledger_is_denied(run, same_environment):
     found = verdict_of(run, same_environment=same_environment, cumulative=table_of(run, 0.98))
     assert "report_differs" in codes(found)
 
 
-def test_plan_and_report_name_the_backend_that_was_configured(run):
+def test_plan_or_report_of_another_backend_is_denied(run):
     """Each signed by its own step, and the report made again of a plan that names the other one."""
     report = json.loads(run.report.read_text())
     assert report["mechanism"]["backend"] == run.config.training.backend == "tensorflow"
@@ -142,7 +142,7 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"measured": {"plain": ATTACKED, "calibrated": ATTACKED}}, "audit_figures_open"),
     ],
 )
-def test_audit_that_is_blind_stale_or_open_is_denied(run, changes, code):
+def test_audit_with_failed_self_test_or_public_figures_is_denied(run, changes, code):
     run.rewrite(run.audit, **changes)
     run.do_account()
     assert code in codes(verdict_of(run))
@@ -187,7 +187,7 @@ def test_release_without_evidence_of_its_mechanism_is_denied(run):
         ("replay", {"rounds": 0}, "replay_differs"),
     ],
 )
-def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, code):
+def test_failed_mechanism_evidence_is_denied_with_its_code(run, part, changes, code):
     """With any signer, the gate compares with the plan and names the failed check."""
     found = json.loads(run.audit.read_text())["mechanism"]
     bent = {**found, part: {**found[part], **changes}}
@@ -197,7 +197,7 @@ def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, 
     assert code in codes(verdict_of(run))
 
 
-def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
+def test_mechanism_evidence_that_differs_from_the_model_card_is_denied(run):
     found = json.loads(run.audit.read_text())["mechanism"]
     bent = {**found, "replay": {"rounds": 3, "failed": []}}
     run.rewrite(run.audit, mechanism=bent)
@@ -242,7 +242,7 @@ def test_tuning_counts_only_other_committed_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("days", [-1, 1])
-def test_clock_that_is_off_is_denied(run, days):
+def test_report_time_that_is_off_by_a_day_is_denied(run, days):
     when = datetime.now(UTC) + timedelta(days=days)
     assert "clock_skewed" in codes(verdict_of(run, time=when.isoformat(timespec="seconds")))
 
@@ -321,7 +321,7 @@ def test_commit_of_fewer_rounds_than_the_model_ran_is_denied(run, says):
 
 
 @pytest.mark.planted_bug(16)
-def test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner(run):
+def test_training_that_stopped_early_needs_a_waiver_of_the_policy_owner(run):
     """When to stop may have been read off private data, whatever was charged."""
     _cut_after(run, 2)
     lines = [json.loads(line) for line in (run.model / "rounds.jsonl").read_text().splitlines()]
@@ -353,7 +353,7 @@ def test_change_of_own_data_is_claimed_only_if_covered(tmp_path, changes):
     assert covers_change_own_data(honest_run.config(), plan_mechanism(honest_run.config()))
 
 
-def test_promise_that_epsilon_does_not_keep_is_denied(tmp_path, monkeypatch):
+def test_claim_to_cover_own_data_changes_that_does_not_hold_is_denied(tmp_path, monkeypatch):
     promising = {"policy.covers_change_own_data": True}
     run = honest_run.start(tmp_path, **promising).until_gate()
     assert verdict_of(run).allow
@@ -500,7 +500,7 @@ def test_required_baselines_must_be_measured(run):
 
 
 @pytest.mark.planted_bug(19)
-def test_few_identities_have_no_gain(run):
+def test_gain_measured_on_fewer_than_six_identities_is_denied(run):
     sure = {"value": 0.2, "low": 0.1, "high": 0.3}
     evaluated = json.loads(run.utility.read_text())["evaluated"]
     for identities, denied in ((5, ["no_gain_over_public"]), (6, [])):
@@ -508,7 +508,7 @@ def test_few_identities_have_no_gain(run):
         assert codes(verdict_of(with_utility(run, **gaining(run, sure), **few))) == denied
 
 
-def test_model_worse_than_the_previous_release_is_denied_where_that_is_asked(tmp_path):
+def test_model_worse_than_the_previous_release_is_denied_if_required(tmp_path):
     settings = {"release.no_worse_than": "previous_release", "release.min_gain_over_public": None}
     run = honest_run.start(tmp_path, **settings).until_gate()
     wanted = {"worse": (WORSE, ["worse_than_previous_release"]), "same": (SAME, [])}
@@ -521,7 +521,7 @@ def test_model_worse_than_the_previous_release_is_denied_where_that_is_asked(tmp
         assert codes(denied) == ["worse_than_previous_release"]
 
 
-def test_previous_release_must_be_compared_everywhere(run):
+def test_previous_release_without_a_measured_change_is_refused(run):
     previous = json.loads(run.utility.read_text())["previous_release"]
     run.rewrite(run.utility, previous_release={**previous, "change": None})
     with pytest.raises(ArtifactError, match="utility_report"):
@@ -530,7 +530,7 @@ def test_previous_release_must_be_compared_everywhere(run):
         run.do_gate()
 
 
-def test_rules_of_arithmetic_cannot_be_waived(run):
+def test_waiver_of_a_non_waivable_rule_has_no_effect(run):
     run.waive("auditor_blind", "please")
     blind = {**honest_run.SELF_TEST, "planted_leak": BLIND}
     run.rewrite(run.audit, self_test=blind)
@@ -548,7 +548,7 @@ def test_simulation_gets_a_verdict_and_is_never_allowed(tmp_path):
 
 
 @pytest.mark.parametrize("position", range(len(RULES)))
-def test_rule_that_breaks_denies(allowed_run, monkeypatch, position):
+def test_rule_that_raises_denies_the_release(allowed_run, monkeypatch, position):
     """Fails closed: whatever goes wrong inside a rule is a reason."""
     from fedemb.release import decide as module
 

@@ -84,7 +84,7 @@ def test_run_is_refused_when_an_external_charge_has_spent_the_budget(kit):
     kit.reader().verify()  # spent elsewhere: the ledger is intact, and its block is full
 
 
-def test_charges_without_any_delta_left_have_no_finite_epsilon(kit):
+def test_charges_that_exhaust_delta_have_infinite_epsilon(kit):
     ledger = kit.open()
     ledger.charge(body("a", epsilon=0.1, delta=6e-6), kit.owner)
     ledger.charge(body("b", epsilon=0.1, delta=6e-6), kit.owner)
@@ -144,7 +144,7 @@ def test_loss_is_declared_in_exactly_one_valid_form(kit, form):
 
 
 @pytest.mark.parametrize("epsilon", [math.nan, math.inf, 1e308])
-def test_nan_loss_is_refused(kit, epsilon):
+def test_nonfinite_or_huge_declared_loss_is_refused(kit, epsilon):
     fields = {**vars(body(epsilon=1.0)), "epsilon": epsilon}
     with pytest.raises(Refused, match="declared loss"):
         kit.open().charge(ChargeRecord.model_construct(**fields), kit.owner)
@@ -197,7 +197,7 @@ def test_each_evaluation_counts_and_none_changes_what_is_charged(kit):
     assert again.spent("all/0") == spent
 
 
-def test_only_the_last_start_of_an_evaluation_goes_on(kit):
+def test_only_the_newest_start_of_an_evaluation_may_continue(kit):
     """Two processes of one step, each with its own view of the ledger."""
     committed(kit)
     first, second = kit.reader(), kit.reader()

@@ -21,10 +21,10 @@ from fedemb.errors import (
 )
 from fedemb.errors import StorageError as Retry
 from fedemb.foundation.document import read
-from fedemb.keys import commit_to, commit_to_people, derive, open_key_store, partition_key
+from fedemb.keys import commit_to, commit_to_users, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.trust import ROLES, Signer, TrustedKey, TrustStore, sign_document, trust_of
-from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
+from fedemb.ledger import Ledger, ensure_trust, init_policy, open_ledger, rotate_keys
 from fedemb.storage import open_store
 from tests.kit import ledger_kit as kit_
 from tests.kit.ledger_kit import with_policy_key
@@ -193,7 +193,7 @@ def test_key_of_wrong_length_is_refused(tmp_path, size):
 @pytest.mark.parametrize(
     "name", ["policy/../x", "other/x", "policy/", "policy/a/b", "x", "policy/a@2", "signing/a@0"]
 )
-def test_names_that_leave_the_store_are_refused(keys, name):
+def test_invalid_key_names_are_refused(keys, name):
     with pytest.raises(Refused):
         keys.create(name)
 
@@ -213,7 +213,7 @@ def test_different_labels_give_different_keys(first, second):
     assert same == (first == second)
 
 
-def test_commitment_needs_the_key(tmp_path):
+def test_commitments_depend_on_their_key_and_a_lost_key_is_an_error(tmp_path):
     keys = with_policy_key(open_key_store(str(tmp_path)), "a", "b")
     assert partition_key(keys, "a") != partition_key(keys, "b")
     assert partition_key(keys, "a") == partition_key(keys, "a")
@@ -222,12 +222,12 @@ def test_commitment_needs_the_key(tmp_path):
         partition_key(keys, "c")
 
 
-def test_equal_users_of_two_attempts_or_runs_have_commitments_of_their_own():
+def test_commitment_to_equal_users_differs_between_runs_and_attempts():
     """Otherwise two attempts would reveal whether a user deleted between them had trained."""
     key, digest = b"1" * 32, "a" * 64
-    found = {commit_to_people(key, *of, digest) for of in (("r", 1), ("r", 2), ("r1", 1))}
+    found = {commit_to_users(key, *of, digest) for of in (("r", 1), ("r", 2), ("r1", 1))}
     assert len(found) == 3
-    assert commit_to_people(key, "r", 1, digest) in found
+    assert commit_to_users(key, "r", 1, digest) in found
 
 
 # ---- signatures -------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def forge(kit, signer, kind="void", **body):
 # ---- the ledger -------------------------------------------------------------------------------
 
 
-def test_retired_key_adds_nothing_more(kit):
+def test_record_signed_by_a_retired_key_is_refused(kit):
     stolen = Signer.load_or_create(kit.keys, "ledger")
     rotate(kit)
     forge(kit, stolen)
@@ -312,7 +312,7 @@ def test_retired_key_adds_nothing_more(kit):
         kit.reader()
 
 
-def test_retired_key_counts_before_the_record_that_retires_it_and_not_at_it(kit):
+def test_retired_key_is_trusted_only_before_its_rotation_record(kit):
     old, content = Signer.load_or_create(kit.keys, "report"), {"schema": "fedemb/any/1"}
     signature = old.sign(content)
     (record,) = rotate(kit)
@@ -322,7 +322,7 @@ def test_retired_key_counts_before_the_record_that_retires_it_and_not_at_it(kit)
         trust.verify(content, signature, "report", "it", at=record.sequence)
 
 
-def test_retired_owner_rotates_and_waives_nothing_more(kit):
+def test_retired_policy_owner_key_cannot_sign_decisions(kit):
     stolen, ledger = kit.owner, kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
     kit_.bind(ledger, reservation)
@@ -338,7 +338,7 @@ def test_retired_owner_rotates_and_waives_nothing_more(kit):
 
 
 @pytest.mark.parametrize("who", ["a stranger", "the ledger's key"])
-def test_only_the_policy_owner_names_keys(kit, who):
+def test_only_the_policy_owner_may_rotate_keys(kit, who):
     new = vars(Signer("ledger", b"1" * 32, 2).trusted())
     if who == "a stranger":
         signer = Signer("policy", b"2" * 32)
@@ -365,7 +365,7 @@ def test_only_the_policy_owner_names_keys(kit, who):
     ],
     ids=["no key", "odd id", "old generation", "two of a role", "no number", "no role"],
 )
-def test_odd_keys_are_neither_written_nor_trusted(kit, keys):
+def test_malformed_key_rotation_record_is_refused(kit, keys):
     forge(kit, kit.owner, "keys", keys=keys, reason=REASON)
     with pytest.raises(FedEmbError, match="names new keys and cannot be trusted"):
         kit.reader()
@@ -429,7 +429,7 @@ def test_unrecorded_documents_signed_by_retired_keys_are_rejected(tmp_path, monk
     with pytest.raises(SignatureInvalid, match="had retired"):
         run.do_account()
     with monkeypatch.context() as without:
-        without.setattr(Evidence, "unnamed", ())
+        without.setattr(Evidence, "unrecorded", ())
         run.do_account()
     with pytest.raises(GateDenied, match=r"had retired.*had retired"):
         run.do_gate()
@@ -456,7 +456,7 @@ def two(tmp_path_factory):
 
 @pytest.mark.parametrize("which", [0, 1], ids=["before", "after"])
 @pytest.mark.parametrize("live", [False, True], ids=["offline", "live"])
-def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, which, live):
+def test_releases_before_and_after_a_rotation_verify_with_pinned_trust(two, which, live):
     pinned, ledger_uri, _, bundles = two
     with honest_run.stand_in_for_serving():
         assert problems_of(str(bundles[which]), pinned, ledger_uri if live else None) == []
@@ -486,7 +486,7 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
 
 def test_rotation_covers_all_policies_and_can_be_repeated(kit, monkeypatch):
     for name in ("monthly", "yearly"):
-        begin_policy(open_ledger(kit.ledger_uri, name, trust=kit.trust), kit_.terms(), kit.keys)
+        init_policy(open_ledger(kit.ledger_uri, name, trust=kit.trust), kit_.terms(), kit.keys)
     honest = Ledger.rotate
 
     def killed(self, *words):
@@ -522,9 +522,9 @@ def test_new_policy_does_not_trust_retired_keys(kit, tmp_path):
     rotate(kit, ["report"])
     empty = open_ledger(kit.ledger_uri, "monthly", trust=kit.trust)
     with pytest.raises(Refused, match=r"report.*retired.*new ledger root"):
-        begin_policy(empty, kit_.terms(), kit.keys)
+        init_policy(empty, kit_.terms(), kit.keys)
     root = str(tmp_path / "another")
     trust = ensure_trust(open_store(root), kit.keys)
     assert trust.current("report").generation == 2
-    begin_policy(open_ledger(root, "monthly", trust=trust), kit_.terms(), kit.keys)
+    init_policy(open_ledger(root, "monthly", trust=trust), kit_.terms(), kit.keys)
     open_ledger(root, "monthly", trust=trust).verify()

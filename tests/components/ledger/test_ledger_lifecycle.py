@@ -107,7 +107,7 @@ def test_full_block_drops_out_and_others_stay(months):
     assert kit.open().reserve(run_id="next", content=asked) == reservation
 
 
-CUTS = [
+OTHER_BLOCKS = [
     (None, 1, ["all/0", "all/1"]),
     (None, 1, ["jan/0"]),
     (None, 1, ["all/00"]),
@@ -119,7 +119,7 @@ CUTS = [
 """Cohort column and buckets of a policy, and blocks of users who are cut otherwise."""
 
 
-@pytest.mark.parametrize(("cohort", "buckets", "blocks"), CUTS)
+@pytest.mark.parametrize(("cohort", "buckets", "blocks"), OTHER_BLOCKS)
 @pytest.mark.parametrize("purpose", ["release", "simulation"])
 def test_blocks_with_another_assignment_are_refused(tmp_path, cohort, buckets, blocks, purpose):
     """Otherwise, half or all of the users would start with an unspent budget."""
@@ -250,7 +250,7 @@ def test_signed_commit_of_more_rounds_than_reserved_is_refused_by_readers(kit, b
         kit.reader().verify()
 
 
-def test_void_is_refused_where_the_root_key_says_that_the_run_was_committed(kit):
+def test_void_is_refused_if_the_root_key_was_destroyed(kit):
     """The ledger's later records were cut off, and no one touched the keys."""
     ledger, root = kit.open(), reservation_key_name("monday", 1)
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
@@ -403,7 +403,7 @@ def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
     assert ledger.spent("feb/0").charges == 1
 
 
-def test_a_planned_series_has_the_share_of_the_sampler_of_each_of_its_runs():
+def test_planned_series_delta_includes_the_sampler_error_of_each_run():
     terms = kit_.terms(delta=1e-10, composition="planned", series=_series(40, noise=8.0))
     event = canonical_json(kit_.content(noise=8.0)["event"])
     charge = Charge(0, "a", event, "REPLACE_ONE", 20, 20)
@@ -416,7 +416,7 @@ def test_a_planned_series_has_the_share_of_the_sampler_of_each_of_its_runs():
     assert found > accountant.get_epsilon(terms.delta - 2.0**-51 * (1 + math.exp(found)))
 
 
-def test_epsilon_of_a_divergence_is_that_of_dp_accounting():
+def test_renyi_epsilon_matches_dp_accounting():
     for order, divergence in ((4.0, 0.5), (16.0, 1.0), (3.0, 8.0)):
         theirs, _ = compute_epsilon([order], [divergence], 1e-6)
         assert renyi_epsilon(divergence, order, 1e-6) == pytest.approx(theirs, rel=1e-9)
@@ -429,7 +429,7 @@ def test_a_run_that_is_not_of_equal_rounds_stays_charged_in_full():
     assert lowered(epochs, 6, 1) == epochs
 
 
-def test_every_run_of_the_filter_has_its_share_of_the_sampler():
+def test_renyi_filter_delta_includes_the_sampler_error_of_each_run():
     terms = kit_.terms(delta=1e-10)
     charge = Charge(0, "a", canonical_json(kit_.content(noise=8.0)["event"]), "REPLACE_ONE", 20, 20)
     runs = 40
@@ -586,7 +586,7 @@ def test_planned_series_refuses_a_run_of_another_plan(tmp_path):
         kit.open().reserve(run_id="odd", content=kit_.content(noise=3.0))
 
 
-def test_delta_of_a_run_is_the_policys(kit):
+def test_run_with_another_delta_than_the_policy_is_refused(kit):
     with pytest.raises(PlanMismatch, match="delta"):
         kit.open().reserve(run_id="monday", content=kit_.content(delta=2e-5))
 

@@ -85,7 +85,7 @@ def test_changed_bytes_are_denied_and_the_record_is_named(kit):
         lambda data: b"[" * 100_000,
     ],
 )
-def test_records_in_another_json_form_are_denied(kit, change):
+def test_non_canonical_or_invalid_record_json_is_denied(kit, change):
     original = kit.path(1).read_bytes()
     assert change(original) != original
     assert _denied(kit, 1, change(original))
@@ -110,7 +110,7 @@ def test_records_swapped_or_replayed_are_denied(kit):
     ],
     ids=["pipe", "sparse"],
 )
-def test_pipe_or_endless_document_is_not_read(tmp_path, name, make, words):
+def test_ledger_document_that_is_a_pipe_or_too_large_is_refused(tmp_path, name, make, words):
     kit = kit_.make(tmp_path)
     path = Path(kit.ledger_uri, name)
     if make is os.mkfifo:
@@ -120,7 +120,7 @@ def test_pipe_or_endless_document_is_not_read(tmp_path, name, make, words):
         open_ledger(kit.ledger_uri, "weekly", trust=read_trust(open_store(kit.ledger_uri)))
 
 
-def test_signed_record_that_follows_another_one_is_denied(tmp_path):
+def test_signed_record_with_a_wrong_previous_digest_is_denied(tmp_path):
     """The ledger's key signed two branches, and records of one were put behind the other."""
     kit = kit_.make(tmp_path)
     reservation = kit.open().reserve(run_id="monday", content=kit_.content())
@@ -131,7 +131,7 @@ def test_signed_record_that_follows_another_one_is_denied(tmp_path):
         kit.reader()
 
 
-def test_partial_character_in_a_record_is_denied(kit):
+def test_unpaired_surrogate_in_a_record_is_denied(kit):
     data = kit.path(1).read_bytes().replace(b'"actor":"', b'"actor":"\\ud800')
     for canonical in (True, False):
         with pytest.raises(LedgerError, match=r"is broken: .* is not JSON as we write it"):
@@ -149,7 +149,7 @@ def test_files_without_a_record_name_are_ignored(kit, folder, name):
         foreign.unlink()
 
 
-def test_signed_head_of_another_policy_is_denied_as_such(tmp_path):
+def test_signed_head_of_another_policy_is_denied(tmp_path):
     kit = kit_.make(tmp_path)
     other = dataclasses.replace(kit, policy_id="daily")
     other.open().create_policy(kit_.terms(), other.owner)
@@ -204,7 +204,7 @@ def test_rewritten_chain_without_heads_is_denied_by_the_signatures(kit, tmp_path
 
 @pytest.mark.planted_bug(16)
 @pytest.mark.parametrize(("first", "known_key"), [(0, True), (1, False), (1, True)])
-def test_head_stands_only_for_records_that_its_key_may_sign(kit, tmp_path, first, known_key):
+def test_signed_head_covers_only_records_that_its_key_may_sign(kit, tmp_path, first, known_key):
     """A writer with the key of the role `ledger` puts a head over a record without a signature."""
     shutil.copytree(kit.ledger_uri, tmp_path / "ledger")
     forged = dataclasses.replace(kit, ledger_uri=str(tmp_path / "ledger"))
@@ -293,7 +293,7 @@ def test_terms_out_of_bounds_are_refused(changes):
         PolicyTerms.from_json(ledger_kit.terms(**changes).to_json())
 
 
-def test_an_evaluation_in_no_block_is_refused():
+def test_policy_terms_with_zero_blocks_per_cohort_are_refused():
     body = ledger_kit.terms().to_json()
     body["users"]["blocks_per_cohort"] = 0
     with pytest.raises(LedgerError, match="out of bounds"):

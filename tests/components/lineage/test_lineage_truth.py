@@ -134,7 +134,7 @@ def _shared(path) -> dict[str, tuple[str | None, str]]:
     return found
 
 
-def test_release_has_one_name_in_lineage(tmp_path):
+def test_release_has_the_same_lineage_name_in_all_runs(tmp_path):
     first = honest_run.start(tmp_path / "first").until_release()
     (bundle,) = Path(first.releases_uri).glob("*/*/lineage.jsonl")
     release = _shared(bundle)["release"][1]
@@ -146,7 +146,7 @@ def test_release_has_one_name_in_lineage(tmp_path):
         }
     )
     found = lineage.parents_of(later, "later")
-    assert found["public_start"] == found["previous_release"] == release
+    assert found["backbone_config"] == found["previous_release"] == release
     assert release.startswith("releases/")
     assert _shared(bundle)["policy"][1] == f"policies/{first.config.policy.policy_id}"
 
@@ -210,7 +210,7 @@ def _emit(path):
     lineage.send(path.read_bytes)
 
 
-def test_receiver_is_sent_its_key(receiving, tmp_path, monkeypatch, caplog):
+def test_lineage_receiver_gets_its_api_key(receiving, tmp_path, monkeypatch, caplog):
     receiver = receiving()
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "a key")
     _emit(tmp_path / "lineage.jsonl")
@@ -234,7 +234,7 @@ def test_unreachable_lineage_receiver_keeps_the_file(tmp_path, monkeypatch, capl
     assert len((tmp_path / "lineage.jsonl").read_text().splitlines()) == len(STEPS)
 
 
-def test_run_sends_no_raw_fact(receiving, tmp_path):
+def test_lineage_contains_only_artifact_names_and_keyed_digests(receiving, tmp_path):
     receiver = receiving()
     honest_run.start(tmp_path / "run").until_release()
     events = receiver.events

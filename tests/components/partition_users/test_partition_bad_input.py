@@ -93,7 +93,7 @@ def test_partition_without_valid_records_writes_complete_artifacts(partition: Pa
     assert index.members(1, 4).tolist() == []
 
 
-def test_parquet_damaged_in_the_middle_is_one_sentence_and_nothing_is_published(
+def test_damaged_parquet_is_an_input_error_and_publishes_nothing(
     partition: Partitioner, tmp_path: Path
 ) -> None:
     path = Path(write_parquet(tmp_path / "rows.parquet", rows_of(20)))
@@ -106,7 +106,7 @@ def test_parquet_damaged_in_the_middle_is_one_sentence_and_nothing_is_published(
     assert not list(tmp_path.rglob("manifest.json"))
 
 
-def test_unexpected_failure_of_a_worker_quotes_no_data(
+def test_unexpected_worker_error_contains_no_user_data(
     partition: Partitioner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> None:
@@ -124,7 +124,7 @@ def test_unexpected_failure_of_a_worker_quotes_no_data(
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
     from fedemb.foundation.canonical_json import tree_digest
-    from fedemb.keys import commit_to_people, commitment_key, open_key_store
+    from fedemb.keys import commit_to_users, commitment_key, open_key_store
     from fedemb.steps.partition_users import run
 
     config = reserved_config(tmp_path)
@@ -138,7 +138,7 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
     }
     for kind in ("users", "evaluation"):
         digest = tree_digest(tmp_path / "private" / "run-1" / kind)
-        assert manifest["commitments"][kind] == commit_to_people(key, "run-1", 1, digest)
+        assert manifest["commitments"][kind] == commit_to_users(key, "run-1", 1, digest)
 
 
 def test_reservation_of_another_run_or_configuration_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, pre
     assert (tmp_path / "private" / "run-1").stat().st_mode & 0o777 == 0o700
 
 
-def test_without_an_owner_every_image_is_a_unit_of_its_own() -> None:
+def test_without_user_ids_every_image_is_its_own_unit() -> None:
     """Known by its bytes: another order, or an image less, leaves the others who they were."""
     alone = {"policy__unit": "image", "data__source__columns__user_id": None}
     config = make_config("x.parquet", mechanism=POISSON, **alone)

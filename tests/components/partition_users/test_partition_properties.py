@@ -59,7 +59,7 @@ def test_spill_round_trip_keeps_the_order(tmp_path: Path) -> None:
     assert orders[0] == orders[1]
 
 
-def test_spill_on_a_full_disk_says_so() -> None:
+def test_spill_on_a_full_disk_is_a_storage_error() -> None:
     with pytest.raises(StorageError, match="TMPDIR"):
         shards.Spill("/dev/full").put(b"image")
 
@@ -184,7 +184,7 @@ def test_listed_classes_are_held_out_and_unlisted_dropped(key: int) -> None:
     assert len(held) == 2
 
 
-def test_classes_of_a_classifier_are_the_public_list_whatever_labels_come() -> None:
+def test_unlisted_labels_are_dropped_and_do_not_change_class_numbers() -> None:
     """A label that is not listed goes nowhere, as often as it comes, and moves no number."""
     config = make_config(
         "rows.parquet",
@@ -298,7 +298,7 @@ def test_merging_parts_of_a_user_does_not_depend_on_order(
         assert expected[2][digest][1] == sum(p[2][digest][1] for p in several if digest in p[2])
 
 
-def test_more_groupings_leave_the_first_ones_and_all_are_balanced() -> None:
+def test_groupings_are_balanced_and_stable_when_more_are_added() -> None:
     hasher = Hasher(KEY)
     keys = [hasher.user_key(str(n)) for n in range(20_000)]
     few, many = (np.stack(list(hasher.groups(keys, n, 10))) for n in (3, 9))
@@ -452,7 +452,7 @@ def faults(graph: Any) -> list[str]:
     return found
 
 
-def test_graph_has_nothing_of_the_size_of_the_data() -> None:
+def test_beam_graph_has_no_side_inputs_or_keys_that_grow_with_the_data() -> None:
     assert faults(graph_of()) == []
 
 

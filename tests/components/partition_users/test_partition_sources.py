@@ -48,7 +48,7 @@ STRANGE = ("\u5c71\u7530\u3000\u592a\u90ce", "CORP\\ada", "no\u00a0break")
 """Names of folders that a laptop has and a bucket refuses."""
 
 
-def test_folder_with_any_name_is_a_user_and_a_photo_lies_as_deep_as_it_likes(
+def test_folder_of_any_unicode_name_is_a_user_with_photos_at_any_depth(
     partition: Partitioner, tmp_path: Path
 ) -> None:
     rows = rows_of(len(STRANGE))[: len(STRANGE)]

@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.config import BackboneConfig, ModelConfig, PretrainingConfig
 from fedemb.data.pixels import encode_png
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import file_digest
@@ -17,7 +17,7 @@ MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 
 
 def _start(pretraining, seed=0):
-    return PublicStart(model=MODEL, pretraining=pretraining, seed=seed)
+    return BackboneConfig(model=MODEL, pretraining=pretraining, seed=seed)
 
 
 def _keys(folder):
@@ -58,7 +58,7 @@ def _separation(backbone):
     [{"kind": "supervised"}, {"kind": "supervised", "mixed_precision": True}],
     ids=["supervised", "bfloat16"],
 )
-def test_pretraining_tells_classes_apart_on_new_images(how, parquet, tmp_path):
+def test_pretraining_separates_classes_on_new_images(how, parquet, tmp_path):
     settings = PretrainingConfig.model_validate(
         {**how, "source": {"uri": parquet}, "epochs": 12, "batch_size": 24,
          "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn"}
@@ -112,12 +112,12 @@ def test_import_of_weights_that_are_not_finite_is_refused(tmp_path, value):
         _import(tmp_path / "own.keras", tmp_path)
 
 
-def test_import_leaves_the_head_of_a_classifier_behind(tmp_path):
+def test_import_replaces_the_classifier_head_with_zeros(tmp_path):
     model = MODEL.model_copy(update={"classes": ("a", "b", "c"), "whitened_directions": 0})
     start = build_backbone(model.model_copy(update={"head_init": "glorot"}), 5)
     start.save(tmp_path / "run.keras")
     settings = PretrainingConfig(kind="import", import_path=str(tmp_path / "run.keras"))
-    run(PublicStart(model=model, pretraining=settings, seed=0), tmp_path, _keys(tmp_path))
+    run(BackboneConfig(model=model, pretraining=settings, seed=0), tmp_path, _keys(tmp_path))
     imported = load_backbone(tmp_path / "backbone.keras", model)
     *trunk, kernel, bias = imported.get_weights()
     for found, wanted in zip(trunk, start.get_weights(), strict=False):
@@ -157,7 +157,7 @@ def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, 
 
     path, model = application
     settings = PretrainingConfig(kind="import", import_path=str(path))
-    start = PublicStart(model=PROJECTED, pretraining=settings, seed=0)
+    start = BackboneConfig(model=PROJECTED, pretraining=settings, seed=0)
     run(start, tmp_path / "out", _keys(tmp_path))
     imported = load_backbone(tmp_path / "out" / "backbone.keras", PROJECTED)
     images = np.random.default_rng(1).uniform(-1, 1, (6, 32, 32, 3)).astype(np.float32)
@@ -175,16 +175,20 @@ def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, 
     assert not any("seed" in variable.path for variable in imported.non_trainable_variables)
 
 
-def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charged(tmp_path):
+def test_import_whose_projection_cannot_be_split_off_is_refused(tmp_path):
     """It lies inside of the layer that the fixed scaling of pixels stands before."""
     config = PROJECTED.model_copy(update={"image_size": 8})
     build_backbone(config, 0).save(tmp_path / "own.keras")
     settings = PretrainingConfig(kind="import", import_path=str(tmp_path / "own.keras"))
-    run(PublicStart(model=config, pretraining=settings, seed=0), tmp_path / "out", _keys(tmp_path))
+    run(
+        BackboneConfig(model=config, pretraining=settings, seed=0),
+        tmp_path / "out",
+        _keys(tmp_path),
+    )
     scaled = settings.model_copy(update={"import_pixels": "0..255"})
     with pytest.raises(ConfigError, match="needs a layer embedding at the end"):
         run(
-            PublicStart(model=config, pretraining=scaled, seed=0),
+            BackboneConfig(model=config, pretraining=scaled, seed=0),
             tmp_path / "other",
             _keys(tmp_path),
         )

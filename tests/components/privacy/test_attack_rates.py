@@ -19,7 +19,7 @@ from fedemb.privacy.prices import (
     rounded_up,
 )
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.reports.privacy_words import meaning
+from fedemb.reports.privacy_text import meaning
 from fedemb.training.audit import NoiseReceipts
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.privacy_worlds import make_plan
@@ -96,7 +96,7 @@ def test_text_shows_no_rate_below_the_exact_one():
         assert highest * (1 - 1e-9) <= shown[rate] <= min(1.0, highest * 1.011)
 
 
-def test_guarantee_without_finite_epsilon_has_no_meaning():
+def test_infinite_epsilon_has_no_attack_rate_text():
     config = honest_run.config()
     plan = plan_mechanism(config)
     guarantee = guarantee_of(plan, config.policy.delta)
@@ -129,7 +129,7 @@ def receipts_of(key, damage=lambda total, noise: total + noise, **changes):
 
 @pytest.mark.statistical
 @pytest.mark.planted_bug(4)
-def test_sound_noise_has_its_receipt_in_200_runs():
+def test_correct_noise_passes_the_receipt_check_in_200_runs():
     for number in range(200):
         found = receipts_of(derive(b"null", str(number)))
         assert (found.rounds, found.failed, found.together) == (ROUNDS, 0, True), number
@@ -149,7 +149,7 @@ def test_sound_noise_has_its_receipt_in_200_runs():
     ],
     ids=["discarded", "halved", "shrunk_by_raw_norm", "other_key", "scaled", "nan"],
 )
-def test_noise_that_is_not_what_was_priced_has_no_receipt(damage):
+def test_wrong_noise_fails_the_receipt_check_in_every_round(damage):
     found = receipts_of(b"power", damage)
     assert found.failed == ROUNDS
     assert not found.together

@@ -55,7 +55,7 @@ def test_user_changes_the_sum_by_at_most_the_clip():
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6])
-def test_rounding_to_a_coarse_grid_leaves_no_record_outside_the_ball(bits):
+def test_rounding_to_a_coarse_grid_keeps_records_within_the_clip(bits):
     """Entries are cut toward zero; rounded to the nearest, a record could grow."""
     random = np.random.default_rng(6)
     for images in (1, 2, 3, 5) * 20:
@@ -71,7 +71,7 @@ def test_covariance_record_ignores_image_order():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
-def test_users_that_are_not_finite_add_nothing(bad):
+def test_user_with_nonfinite_features_adds_nothing(bad):
     features = np.ones((3, DIM))
     features[1, 2] = bad
     assert not record(features, [0, 0, 0]).any()
@@ -161,7 +161,7 @@ CLASSES = 3
 @pytest.mark.parametrize(
     ("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (1.082, 4.0), (0.600, 8.0)]
 )
-def test_price_is_that_of_one_gaussian(noise, epsilon, mechanism, rounds, length):
+def test_epsilon_equals_the_analytic_gaussian_mechanism(noise, epsilon, mechanism, rounds, length):
     """Against the exact trade of epsilon and delta (Balle and Wang, arXiv 1805.06530)."""
     cohort = Cohort(
         population=50_000, users_per_client=1, clients_per_round=50_000,
@@ -235,12 +235,12 @@ def test_a_sum_that_might_not_be_exact_is_refused(images, fits):
             sums.moment_sum(features, labels, **options)
 
 
-def test_units_that_are_not_finite_add_nothing():
+def test_units_with_nonfinite_features_add_nothing():
     for unit in (1, 2, 3):
         assert not summed([unit]).any()
 
 
-def test_sum_has_no_order_and_is_exact():
+def test_moment_sum_is_exact_and_independent_of_order():
     """Units in any order and any split give the same integers as Python's own."""
     everybody = np.arange(40)
     whole = summed(everybody)
@@ -267,7 +267,7 @@ def test_sum_has_no_order_and_is_exact():
 # ---- what is solved -----------------------------------------------------------------------------
 
 
-def test_without_noise_the_ridge_solution_comes_back():
+def test_least_squares_without_noise_equals_the_ridge_solution():
     random = np.random.default_rng(3)
     features = random.normal(size=(300, 1, 5))
     features /= 1.01 * np.linalg.norm(features, axis=-1, keepdims=True)

@@ -64,7 +64,7 @@ def test_epsilon_is_never_below_an_independent_computation(q, sigma, rounds, rel
 
 
 @pytest.mark.long
-def test_the_librarys_own_composition_understates_a_small_delta():
+def test_dp_accounting_composition_understates_epsilon_at_small_delta():
     """Error described in tests/statistical/dp_accounting_note.md; update the note if this fails."""
     theirs = pld.PLDAccountant(ADD, 1e-4).compose(sampled(0.001, 0.7, 100_000).event, 100_000)
     truth = add_or_remove(0.001, 0.7, 100_000, 1e-11)
@@ -75,7 +75,7 @@ def test_the_librarys_own_composition_understates_a_small_delta():
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(sigma=st.floats(0.3, 30), rounds=st.integers(1, 10**6), exponent=st.floats(3, 13))
-def test_composed_gaussians_cost_what_the_closed_form_says(sigma, rounds, exponent):
+def test_epsilon_of_composed_gaussians_matches_the_closed_form(sigma, rounds, exponent):
     delta, noise = 10**-exponent, sigma / math.sqrt(rounds)
     if noise < 0.1:
         return
@@ -88,7 +88,7 @@ def test_composed_gaussians_cost_what_the_closed_form_says(sigma, rounds, expone
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(q=st.floats(1e-6, 1), sigma=st.floats(0.3, 30), epsilon=st.floats(0.0, 5))
-def test_one_round_has_the_divergence_of_its_half_spaces(q, sigma, epsilon):
+def test_delta_of_one_sampled_round_matches_the_closed_form(q, sigma, epsilon):
     """The best set of one sampled Gaussian is a half-line, whose masses are normal tails."""
     from scipy.special import log_ndtr
 
@@ -136,7 +136,7 @@ def added_up(parts):
     return parts[0][0].grid * np.arange(first, first + masses.size), masses
 
 
-def test_rounds_that_may_have_no_privacy_add_up_as_their_definition_says():
+def test_composition_with_infinite_losses_matches_direct_convolution():
     composed, (losses, masses) = ComposedLosses(LEAKY), added_up(LEAKY)
     given_away = 1 - 0.99**3 * 0.995**2
     assert composed.infinite == pytest.approx(given_away, rel=1e-12)
@@ -150,14 +150,14 @@ def test_rounds_that_may_have_no_privacy_add_up_as_their_definition_says():
     assert given_away <= composed.delta(losses[-1] + 1) <= given_away * (1 + 1e-9)
 
 
-def test_no_rounds_cost_nothing_and_a_round_without_privacy_costs_everything():
+def test_epsilon_is_zero_for_no_rounds_and_infinite_for_a_nonprivate_round():
     assert ComposedLosses([]).epsilon(1e-5) == ComposedLosses([]).delta(0.0) == 0.0
     open_round = ComposedLosses([(leaky(0.3, 1.0, 1.0), 1), LEAKY[0]])
     assert open_round.infinite == 1.0
     assert open_round.epsilon(0.99) == math.inf
 
 
-def test_rounding_of_each_loss_is_added_to_epsilon_and_taken_from_it():
+def test_discretisation_slack_shifts_epsilon_and_delta():
     coarse = [(replaced(part, slack=0.01), count) for part, count in LEAKY]
     exact, rounded = ComposedLosses(LEAKY), ComposedLosses(coarse)
     assert rounded.epsilon(0.2) == pytest.approx(exact.epsilon(0.2) + 0.05, abs=1e-9)
@@ -226,7 +226,7 @@ def test_no_pair_of_shifts_in_the_plane_beats_the_antipodal_one():
 @pytest.mark.parametrize("q", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.1, 0.5])
-def test_dp_accounting_computes_this_pair_under_replace_one(q, sigma, epsilon):
+def test_dp_accounting_matches_the_antipodal_pair_under_replace_one(q, sigma, epsilon):
     event = dpe.PoissonSampledDpEvent(q, dpe.GaussianDpEvent(sigma))
     ours = worst(q, 1 / sigma, math.exp(epsilon))
     theirs = pld_of(event, Relation.REPLACE_ONE).get_delta(epsilon)

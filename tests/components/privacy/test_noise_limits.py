@@ -65,7 +65,7 @@ def test_forecast_names_the_measured_runs_of_the_same_training_at_the_nearest_no
     assert "None for this kind" in forecast(load_config("dp_sgd_quickstart"))
 
 
-def test_projection_tolerates_more_noise_than_a_whole_net():
+def test_noise_warning_limit_is_higher_for_projection_training():
     config = with_noise("quickstart", 0.1)
     projection = config.updated({"model.trainable": "projection"})
     assert "noise_above_measured" in warnings(config)
@@ -168,7 +168,7 @@ def test_coin_is_true_for_words_below_the_threshold(probability):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 63))
-def test_each_bit_of_a_user_s_hash_changes_its_word(user, bit):
+def test_each_bit_of_a_user_key_changes_its_random_word(user, bit):
     coin, other = user_words(KEY, np.array([user, user ^ (1 << bit)], np.uint64))
     assert coin != other
 
@@ -217,7 +217,7 @@ ORDERED = {
 
 @pytest.mark.parametrize("name", ORDERED)
 @pytest.mark.parametrize("again", [0, 1, 2])
-def test_round_that_depends_on_others_is_not_repeated(name, again):
+def test_repeating_a_round_of_tree_aggregation_is_refused(name, again):
     """A repeated round would add the noise of a later row to an earlier sum."""
     m = mechanism(ORDERED[name])
     for index in range(3):
@@ -226,7 +226,7 @@ def test_round_that_depends_on_others_is_not_repeated(name, again):
         m.aggregate(again, np.zeros(8, np.int64))
 
 
-def test_round_that_stands_for_itself_may_be_repeated_and_gives_the_same_bits():
+def test_independent_round_may_be_repeated_with_identical_output():
     m = mechanism(make_plan())
     first, _, again = (m.aggregate(index, np.zeros(8, np.int64)) for index in (0, 1, 0))
     np.testing.assert_array_equal(first.mean, again.mean)

@@ -23,7 +23,7 @@ from fedemb.privacy.unit_mechanisms import (
     PoissonGaussianConfig,
     binomial_mixture,
 )
-from fedemb.reports.privacy_words import participants
+from fedemb.reports.privacy_text import participants
 from studies.shared import Cohort
 from tests.kit.pipeline_runs.training_run import IMAGES, classifier_config
 from tests.kit.privacy_worlds import ROOT, World, make_plan
@@ -55,7 +55,7 @@ def plan_at(noise, images=1, unit="user", **cohort):
         ),
     ],
 )
-def test_published_prices(noise, delta, cohort, pld, rdp):
+def test_published_dp_sgd_epsilons_are_reproduced(noise, delta, cohort, pld, rdp):
     plan = plan_at(noise, **cohort)
     assert guarantee_of(plan, delta).epsilon == pytest.approx(pld, rel=5e-3)
     assert epsilon_rdp(plan, delta) == pytest.approx(rdp, rel=5e-3)
@@ -80,7 +80,7 @@ def test_published_noise_of_whole_groups_suffices_and_one_percent_less_does_not(
     ("noise", "images", "users", "single"),
     [(2.5, 4, 4.52, 4.26), (5.0, 4, 1.97, 1.93), (1.0, 10, 18.2, 12.8), (2.0, 10, 6.06, 5.50)],
 )
-def test_both_ways_of_sampling_users_are_priced(noise, images, users, single):
+def test_user_and_capped_image_sampling_have_the_expected_epsilon(noise, images, users, single):
     """Whole users, and images with a cap per user, at the same noise on the mean."""
     plan = plan_at(noise, images)
     assert guarantee_of(plan, 1e-5).epsilon == pytest.approx(users, rel=5e-3)
@@ -106,7 +106,7 @@ def test_full_batch_is_exact_gaussian_composition():
     assert [c.group for c in sample(plan, ROOT, 0, World(range(9), 50_000))] == [*range(9)]
 
 
-def test_one_record_costs_half_the_noise_of_a_replaced_one():
+def test_add_or_remove_needs_half_the_noise_of_replace_one():
     """Slots under REPLACE_ONE would need about twice the noise (docs/privacy/sensitivity.md)."""
     group = make_plan(sampling_probability=0.08192, rounds=875, noise_multiplier=18.08)
     assert guarantee_of(group, 1e-5).epsilon == pytest.approx(
@@ -132,7 +132,7 @@ def settings(unit="user", user_id="user_id", kind="poisson_gaussian"):
     )
 
 
-def test_the_unit_is_named_where_a_reader_looks():
+def test_guarantee_text_and_json_name_the_privacy_unit():
     image, user = plan_at(4.0, unit="image"), plan_at(4.0)
     assert "privacy for one image, if one image is" in str(guarantee_of(image, 1e-5))
     assert "one user with everything they own, if one user" in str(guarantee_of(user, 1e-5))
@@ -203,7 +203,7 @@ def test_coins_are_independent_and_of_the_planned_chance():
     assert coin_problems(participation(rows(plan))) == []
 
 
-def test_a_unit_is_known_by_its_hash_and_not_by_its_place():
+def test_sampling_and_seed_of_a_unit_depend_on_its_key_not_its_row():
     """Other users change neither coin nor seed of a user; the planted row number does."""
     plan = make_plan("poisson_gaussian", sampling_probability=0.5)
     keys = np.random.default_rng(0).integers(0, 2**63, 50)
@@ -255,7 +255,7 @@ def test_capped_image_plan_needs_max_images_per_user():
     assert "for one image" in str(image)
 
 
-def test_grid_is_fine_for_published_settings_and_never_endless():
+def test_loss_grid_is_fine_for_published_settings_and_limited_in_size():
     """Points of the losses of a mixture are sought one by one."""
     assert discretisation(binomial_mixture(10, 0.08192, 10.0)) == DISCRETISATION
     assert discretisation(binomial_mixture(4, 0.08192, 2.5)) == DISCRETISATION
@@ -266,7 +266,7 @@ def test_grid_is_fine_for_published_settings_and_never_endless():
         assert (moved**2 / 2 + 8 * moved) / discretisation(event) <= 200_001
 
 
-def test_one_image_of_a_user_costs_what_a_unit_alone_does():
+def test_capped_image_epsilon_with_one_image_equals_poisson_gaussian():
     plans = _plan(noise_multiplier=3.0), make_plan("poisson_gaussian", noise_multiplier=3.0)
     ours, theirs = (price(plan.event(), ADD, 1e-5).epsilon for plan in plans)
     assert ours == pytest.approx(theirs, rel=2e-3)
@@ -327,7 +327,7 @@ TURNED = np.stack([np.cos(np.arange(MOST)), np.sin(np.arange(MOST))], axis=1)
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("vectors", [SAME, APART, TURNED], ids=["same", "apart", "turned"])
-def test_no_directions_of_a_users_images_cost_more_than_is_priced(vectors):
+def test_sampled_privacy_losses_never_exceed_the_capped_image_price(vectors):
     assert _problems(_losses(vectors, _own_coins), binomial_mixture(MOST, Q_CAPPED, NOISE)) == []
 
 
@@ -375,7 +375,7 @@ def _sampled(r, world):
 
 
 @pytest.mark.statistical
-def test_each_image_has_a_coin_of_its_own():
+def test_each_image_is_sampled_independently():
     assert _coin_problems(_taken(_sampled)) == []
 
 

@@ -130,7 +130,7 @@ def test_recursive_events_are_refused(number):
 
 @pytest.mark.parametrize("value", [[], "", "1", {}, {"1": 2}, None, 1.0, [None], [math.nan], [-1]])
 @pytest.mark.parametrize("field", ["sensitivities", "sampling_probs"])
-def test_numbers_of_a_mixture_are_a_list_of_numbers(field, value):
+def test_mixture_event_with_invalid_numbers_is_refused(field, value):
     fields = {"standard_deviation": 1.0, "sensitivities": [1.0], "sampling_probs": [1.0]}
     event_from_json({"type": "mixture_of_gaussians", **fields})
     with pytest.raises(ArtifactError, match=field):
@@ -170,7 +170,7 @@ ADD, ONE, SPECIAL = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE, Relation.R
         (dpe.UnsupportedDpEvent(), ADD, False, False),
     ],
 )
-def test_dispatch_table(event, relation, pld, rdp):
+def test_accountants_support_exactly_the_listed_events_and_relations(event, relation, pld, rdp):
     assert supports(event, relation, "pld") is pld
     assert supports(event, relation, "rdp") is rdp
     for accountant, valid in (("pld", pld), ("rdp", rdp)):
@@ -186,7 +186,7 @@ def test_dispatch_table(event, relation, pld, rdp):
     assert supports(composed, relation, "pld") is pld
 
 
-def test_gaussian_under_replace_one_is_twice_as_far():
+def test_gaussian_under_replace_one_has_twice_the_sensitivity():
     """dp-accounting's RDP says 2.419 here, the add-or-remove value; the table keeps it out."""
     event = dpe.GaussianDpEvent(2.0)
     assert price(event, ONE, 1e-6).epsilon == pytest.approx(4.887, rel=1e-3)
@@ -198,7 +198,7 @@ def test_old_dp_accounting_is_refused(monkeypatch):
         price(GAUSSIAN, ADD, 1e-6)
 
 
-def test_no_privacy_is_infinite_and_says_so():
+def test_nonprivate_event_is_reported_as_infinite_epsilon():
     guarantee = price(dpe.NonPrivateDpEvent(), ADD, 1e-6)
     assert math.isinf(guarantee.epsilon)
     assert "no differential privacy" in str(guarantee)
@@ -207,7 +207,7 @@ def test_no_privacy_is_infinite_and_says_so():
 # ---- values -------------------------------------------------------------------------------------
 
 
-def test_worked_example_of_the_accounting_page():
+def test_worked_example_of_the_accounting_page_is_reproduced():
     """docs/privacy/accounting.md#worked-example: n = 1e5, 2048 users a round, T = 1000."""
     delta = 1e5**-1.1
     for sigma, ours, by_renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
@@ -252,7 +252,7 @@ def test_sampler_share_grows_with_epsilon_and_runs(runs):
     assert epsilon == pytest.approx(renyi_epsilon(divergence, order, left), rel=1e-4)
 
 
-def test_share_is_that_of_as_many_normals_as_a_run_may_draw():
+def test_sampler_error_covers_the_maximum_number_of_normals():
     assert SAMPLER_TOTAL_VARIATION == noise.MAX_NORMALS * noise.TOTAL_VARIATION_PER_NORMAL
 
 
@@ -306,7 +306,7 @@ def test_price_curve_contains_the_plan_and_decreases():
     assert pld_of(event, relation).get_delta(epsilons[1]) == pytest.approx(1e-6, rel=1e-2)
 
 
-def test_renyi_of_the_full_pair_is_closed_form():
+def test_group_pair_rdp_at_full_sampling_equals_the_closed_form():
     orders = np.array([1.5, 2.0, 8.0, 64.0])
     np.testing.assert_allclose(group_pair_rdp(1.0, 2.0, orders), orders * 4 / (2 * 4), rtol=1e-12)
 
@@ -384,7 +384,7 @@ def test_guarantee_survives_json_and_refuses_another_field_or_unit():
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.0005, 0.012, 0.1])
-def test_next_to_no_noise_is_priced_at_once_and_pessimistically(noise_multiplier):
+def test_epsilon_of_almost_no_noise_is_above_500(noise_multiplier):
     event = dpe.SelfComposedDpEvent(
         dpe.PoissonSampledDpEvent(0.2, dpe.GaussianDpEvent(noise_multiplier)), 60
     )
@@ -419,7 +419,7 @@ def test_quick_bound_keeps_the_dispatch_table_and_the_sampler_share():
     assert upper_bound(FIXED, ONE, 1e-6) == pytest.approx(price(FIXED, ONE, 1e-6).epsilon)
 
 
-def test_grid_is_the_fine_one_for_noise_that_protects():
+def test_loss_grid_is_finest_for_noise_multipliers_from_0_3():
     for noise_multiplier in (0.3, 1.0, 20.0):
         event = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(noise_multiplier), 1000)
         assert losses.discretisation(event) == losses.DISCRETISATION

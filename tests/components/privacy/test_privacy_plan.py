@@ -23,7 +23,7 @@ from fedemb.privacy.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.privacy.sampling import sample
 from fedemb.privacy.section import MechanismConfig
 from fedemb.release.plan import check_composition, document
-from fedemb.reports.privacy_words import PARTICIPANTS, participants
+from fedemb.reports.privacy_text import PARTICIPANTS, participants
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import gate_release
 from fedemb.steps.plan_privacy import run
@@ -62,7 +62,7 @@ def test_plan_survives_json_and_its_digest_names_it(kind):
     assert make_plan(kind, noise_multiplier=1.5).digest != plan.digest
 
 
-def test_plan_file_is_a_closed_world():
+def test_malformed_plan_json_is_refused():
     value = make_plan().to_json()
     for bad in (
         {**value, "seed": 1},
@@ -82,7 +82,7 @@ def test_plan_file_is_a_closed_world():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("field", ["noise_multiplier", "l2_norm_clip", "sampling_probability"])
-def test_bad_numbers_are_refused_with_a_sentence(field, bad):
+def test_nonfinite_or_negative_mechanism_numbers_are_refused(field, bad):
     with pytest.raises(ConfigError, match=field):
         make_plan(**{field: bad})
 
@@ -114,7 +114,7 @@ def test_correlated_noise_reserves_more_integer_bits(kind):
 
 @pytest.mark.planted_bug(18)
 @pytest.mark.parametrize("kind", ["tree_aggregation"])
-def test_participation_must_be_possible(kind):
+def test_impossible_participation_of_tree_aggregation_is_refused(kind):
     with pytest.raises(ConfigError, match="groupings"):
         make_plan(kind, groupings=2)
     with pytest.raises(ConfigError, match="clients_per_round=8 exceeds"):
@@ -125,7 +125,7 @@ def test_participation_must_be_possible(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_policy_that_cannot_add_up_a_mechanism_is_refused_before_anything_is_made(kind):
+def test_renyi_release_policy_refuses_a_mechanism_without_rdp(kind):
     """Otherwise the run would train its public backbone and be refused by the ledger."""
     alone = kind == "capped_image_poisson"
     cases = [("renyi", "release"), ("planned", "release"), ("renyi", "simulation")]
@@ -141,7 +141,7 @@ def test_policy_that_cannot_add_up_a_mechanism_is_refused_before_anything_is_mad
             check_composition(config, make_plan(kind))
 
 
-def test_events_follow_the_rule_table():
+def test_mechanism_events_match_the_sensitivity_table():
     """docs/privacy/sensitivity.md#what-one-user-can-change, one line each."""
     group = make_plan()
     assert group.relation is Relation.REPLACE_ONE
@@ -337,7 +337,7 @@ def test_mechanism_that_rdp_does_not_price_is_calibrated_too(kind):
 @pytest.mark.parametrize("steep", [-1000.0, -1.5, 0.0])
 @pytest.mark.parametrize("bend", [-0.3, 0.0, 0.3, 2.0])
 @pytest.mark.parametrize("start", [0.004, 0.03, 0.4, 3.0])
-def test_search_ends_at_noise_that_suffices_and_is_nearly_the_least(start, bend, steep):
+def test_calibration_search_finds_nearly_the_least_sufficient_noise(start, bend, steep):
     """Of any curve that falls, and however wrong the first guess of its slope is."""
     for least in (0.07, 0.8331, 3.49, 41234.5):
         asked = []
@@ -435,7 +435,7 @@ def test_a_new_mechanism_is_planned_by_the_command_line():
     assert "mechanism[everyone].noise_multiplier" in fedemb("config", "mechanism")
 
 
-def test_a_new_mechanism_goes_from_the_ledger_to_the_gate(tmp_path):
+def test_registered_mechanism_is_charged_reported_and_allowed(tmp_path):
     run = honest_run.start(tmp_path / "run", mechanism=TOY).until_gate()
     assert run.ledger().state.attempts  # reserved and charged
     report = json.loads(run.report.read_text())

@@ -151,9 +151,7 @@ def test_an_empty_round_is_noised_all_the_same():
         for distance in (1, 2, 3 << 62, (1 << 64) + 5, 5 << 72, 7 << 100, (1 << 127) - 9, 1 << 127)
     ],
 )
-def test_radii_are_right_to_the_last_digits_at_both_ends_of_the_uniform(
-    monkeypatch, above, distance
-):
+def test_box_muller_radius_is_exact_near_both_ends_of_the_uniform(monkeypatch, above, distance):
     """An end is a distance of 2^-128 away at least; 1 - 2^-60 is not a number of float64."""
     word = 2**128 - distance if above else distance - 1
     words = [word >> 64, word & (2**64 - 1), 0]
@@ -243,7 +241,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_tree_state_holds_no_sums(name):
+def test_mechanism_state_contains_no_sums(name):
     """Sums enter the state through keyed tags only: no number of theirs."""
     m = mechanism(PLANS[name])
     play(m, range(min(3, m.plan.rounds)))
@@ -283,7 +281,7 @@ def test_an_unplanned_round_is_refused():
             play(mechanism(), [bad])
 
 
-def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
+def test_keyless_mechanism_clips_alike_and_refuses_noise_and_sampling():
     """Other hosts have no keys: noise under a public key protects no user."""
     sound = mechanism()
     keyless, update = queries.KeylessMechanism(sound.plan), [np.full(4, 3.0)]
@@ -312,7 +310,7 @@ def test_more_units_than_an_exact_sum_holds_are_refused(more):
         clipped_product_sum(features, np.ones((units, 2, 4)), l2_norm_clip=1.0, grid_bits=48)
 
 
-def test_query_follows_the_protocol_step_by_step():
+def test_mechanism_query_follows_the_dp_query_protocol():
     """The numbered steps of `dp_query.DPQuery`; TensorFlow sums records in them."""
     m, update = mechanism(), [tf.constant([0.1, 0.2, 0.3])]
     query = MechanismQuery(m)
@@ -327,7 +325,7 @@ def test_query_follows_the_protocol_step_by_step():
     np.testing.assert_array_equal(result.numpy(), wanted)
 
 
-def test_clipped_sums_agree_with_the_stock_query():
+def test_clipped_sums_match_tensorflow_privacy():
     """tensorflow-privacy's GaussianSumQuery without noise is the oracle; it never noises for us."""
     from tensorflow_privacy.privacy.dp_query import gaussian_query
 
@@ -410,7 +408,7 @@ def test_cyclic_schedule_is_even_and_can_be_entered_anywhere():
     [[[0], [1], [2], [3], [0]], [*([[r % 5] for r in range(20)]), [0]], [[0, 0]]],
     ids=["too soon", "too often", "twice"],
 )
-def test_participations_that_differ_from_the_price_are_refused(groups):
+def test_participations_beyond_the_accounted_limits_are_refused(groups):
     """The price rests on the separation, so a fault of the schedule must not go unnoticed."""
     plan = make_plan("tree_aggregation")
     assert (plan.min_separation, plan.max_participations) == (5, 4)

@@ -169,7 +169,7 @@ def ready(request, tmp_path_factory):
 
 
 @pytest.fixture
-def nothing_else(monkeypatch):
+def hide_folder(monkeypatch):
     """While a step uses people, their folder in the private root is gone."""
     honest = private_inputs.verified_copy
 
@@ -184,9 +184,7 @@ def nothing_else(monkeypatch):
 
 
 @pytest.mark.long
-def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
-    ready, tmp_path, nothing_else
-):
+def test_training_and_evaluation_read_only_the_verified_copy(ready, tmp_path, hide_folder):
     figures = []
     for name in ("sound", "attacked"):
         run = training_run.ReadyRun(shutil.copytree(ready.root, tmp_path / name), ready.config)
@@ -194,19 +192,19 @@ def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
         if run.config.task == "classification":
             figures.append(evaluate_model.run(run.context()).body)
         figures.append(card["weights_sha"])
-        nothing_else()
+        hide_folder()
     assert figures[: len(figures) // 2] == figures[len(figures) // 2 :]
 
 
 @each_step
-def test_evaluation_and_audit_use_nothing_but_what_was_compared(run, tmp_path, nothing_else, step):
+def test_evaluation_and_audit_read_only_the_verified_copy(run, tmp_path, hide_folder, step):
     """Training users were published as held-out users when folders were renamed at this moment."""
     sound = step.run(run.context(config(), tmp_path / "sound"))
-    nothing_else()
+    hide_folder()
     assert step.run(run.context(config(), tmp_path / "attacked")) == sound
 
 
-def test_an_error_of_the_step_itself_comes_first(run):
+def test_step_error_takes_precedence_over_the_folder_check(run):
     def step(folder):
         (folder.path / "more").touch()
         raise ZeroDivisionError

@@ -133,7 +133,7 @@ def test_network_with_two_outputs_is_refused(tmp_path):
             check_import(tmp_path / "net.keras", "projection")
 
 
-def test_outputs_that_are_not_finite_cannot_be_checked(tmp_path):
+def test_import_with_nonfinite_outputs_is_refused(tmp_path):
     import keras
 
     images = keras.Input((8, 8, 3))
@@ -190,7 +190,7 @@ def _compare(found, wanted):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LITES)
-def test_features_are_those_of_an_independent_implementation(tmp_path, name):
+def test_efficientnet_lite_features_match_an_independent_implementation(tmp_path, name):
     _require(name)
     card = write_named(name, tmp_path / "x.keras", 96)
     net = load_model(tmp_path / "x.keras")
@@ -262,7 +262,7 @@ def test_weights_can_be_a_local_file(lite0, tmp_path):
 
 
 @pytest.mark.parametrize("pixels", [*BY_KIND.values(), Pixels((127.0,) * 3, (128.0,) * 3)])
-def test_first_layer_makes_the_trained_pixels_of_what_the_pipeline_gives(pixels):
+def test_first_layer_converts_pipeline_pixels_to_the_trained_range(pixels):
     import keras
 
     raw = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
@@ -331,7 +331,7 @@ def test_card_is_read_as_written_and_keras_reads_the_network(file):
     np.testing.assert_array_equal(found, _net(0)(images))
 
 
-def test_file_of_keras_has_no_card(tmp_path):
+def test_plain_keras_file_has_no_card(tmp_path):
     _net(0).save(tmp_path / "x.keras")
     assert read_card(tmp_path / "x.keras") is None
 
@@ -345,7 +345,7 @@ def test_card_in_a_file_of_another_network_is_refused(file, tmp_path):
 
 
 @pytest.mark.parametrize("card", [b"{}", b"[]", b"\xff", b'{"schema": "fedemb/verdict/1"}'])
-def test_malformed_card_is_one_sentence(file, tmp_path, card):
+def test_malformed_card_is_a_one_line_artifact_error(file, tmp_path, card):
     with pytest.raises(ArtifactError) as refused:
         read_card(_with(file, tmp_path / "x.keras", {CARD: card}))
     assert "\n" not in str(refused.value)

@@ -164,7 +164,7 @@ def test_released_model_reads_every_photo_as_training_did(released):
         ('FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF", "AVIF")', 'FORMATS = ("PNG", "JPEG")'),
     ],
 )
-def test_release_refuses_a_shipped_reader_that_reads_otherwise(
+def test_release_refuses_a_bundled_reader_that_decodes_differently(
     released, tmp_path, monkeypatch, line, planted
 ):
     text = Path(photos.__file__).read_text()
@@ -185,7 +185,7 @@ def test_release_repeated_publishes_nothing_twice(released):
     assert len(released.ledger().state.attempts["monday", 1].releases) == 1
 
 
-def test_every_file_changed_or_dropped_is_named(released, copy):
+def test_every_changed_or_missing_bundle_file_is_detected(released, copy):
     names = sorted(path for path in copy.rglob("*") if path.is_file())
     assert len(names) == len(bundle.FILES) + len(bundle.SAVED_MODEL_FILES)
     for path in names:
@@ -311,7 +311,7 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["README.md", "privacy_report.html"])
-def test_changed_tree_is_not_reused(killed, name):
+def test_changed_leftover_of_a_killed_release_is_refused(killed, name):
     releases = killed.root / "releases"
     path = releases / "glyphs" / "1.0" / name
     whole = path.read_bytes()

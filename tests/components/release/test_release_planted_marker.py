@@ -76,7 +76,7 @@ def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
         ("config.json", " "),
     ],
 )
-def test_file_that_the_release_key_signed_again_is_refused(released_run, tmp_path, name, more):
+def test_changed_bundle_file_that_was_signed_again_is_refused(released_run, tmp_path, name, more):
     run = honest_run.copy_of(released_run, tmp_path / "run")
     (run.bundle / name).write_text((run.bundle / name).read_text() + more)
     seal_again(run.bundle, run.keys, run.ledger())

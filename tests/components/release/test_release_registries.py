@@ -25,7 +25,7 @@ def receiver():
     server.close()
 
 
-stranger = receiver
+redirected = receiver
 """Another server, of somebody else."""
 
 
@@ -91,21 +91,21 @@ def test_registry_refusal_is_reported_with_its_answer(release, receiver, status)
 @pytest.mark.long
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_registry_token_is_not_sent_to_redirects(  # noqa: PLR0917
-    release, receiver, stranger, status, monkeypatch, tmp_path
+    release, receiver, redirected, status, monkeypatch, tmp_path
 ):
     """The token of a registry is not sent to another address."""
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     (tmp_path / "token").write_text("secret")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
-    receiver.status, receiver.sends_on_to = status, stranger.url.replace("127.0.0.1", "localhost")
+    receiver.status, receiver.sends_on_to = status, redirected.url.replace("127.0.0.1", "localhost")
     assert register(release, f"mlflow+{receiver.url}") != ""
-    assert stranger.sent == []
+    assert redirected.sent == []
     assert register(release, f"kubeflow+{receiver.url}") != ""
-    assert "secret" not in repr(stranger.sent)
+    assert "secret" not in repr(redirected.sent)
 
 
 @pytest.fixture
-def told(monkeypatch):
+def registered(monkeypatch):
     """Addresses that got a release, and the releases; one address is dead."""
     found = []
 
@@ -118,7 +118,7 @@ def told(monkeypatch):
     return found
 
 
-def test_failed_registry_does_not_undo_the_release(tmp_path, told, caplog):
+def test_failed_registry_does_not_undo_the_release(tmp_path, registered, caplog):
     addresses = ["mlflow+https://dead.example", "kubeflow+https://registry.example"]
     run = honest_run.start(tmp_path / "run", storage={"registries": addresses}).until_gate()
     run.do_gate()
@@ -126,16 +126,16 @@ def test_failed_registry_does_not_undo_the_release(tmp_path, told, caplog):
     assert run.problems() == []
     assert f"was not made known to {addresses[0]}" in caplog.text
     assert "fedemb register" in caplog.text
-    assert [address for _, address in told] == addresses
-    assert {release.uri for release, _ in told} == {released["uri"]}
+    assert [address for _, address in registered] == addresses
+    assert {release.uri for release, _ in registered} == {released["uri"]}
     config = json.loads((run.bundle / "config.json").read_text())
     assert config["storage"]["registries"] == []  # their addresses are not published
     run.do_release()
-    assert len(told) == 4  # sent again, with the same key
-    assert len({release.properties[BUNDLE] for release, _ in told}) == 1
+    assert len(registered) == 4  # sent again, with the same key
+    assert len({release.properties[BUNDLE] for release, _ in registered}) == 1
 
 
-def test_denied_run_is_not_registered(tmp_path, told):
+def test_denied_run_is_not_registered(tmp_path, registered):
     policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
     storage = {"registries": ["mlflow+https://mlflow.example"]}
     run = honest_run.start(tmp_path / "run", policy=policy, storage=storage).until_gate()
@@ -143,12 +143,12 @@ def test_denied_run_is_not_registered(tmp_path, told):
         run.do_gate()
     with pytest.raises(GateDenied):
         run.do_release()
-    assert told == []
+    assert registered == []
 
 
-def test_register_command_registers_a_released_bundle(released_run, told, capsys):
+def test_register_command_registers_a_released_bundle(released_run, registered, capsys):
     address, trust = "mlflow+https://mlflow.example", str(released_run.trust)
     words = ["register", str(released_run.bundle), "--trust", trust, "--to", address]
     app(args=words, standalone_mode=False)
     assert f"glyphs 1.0 is known to {address}" in capsys.readouterr().out
-    assert told[0][0].name == "glyphs"
+    assert registered[0][0].name == "glyphs"

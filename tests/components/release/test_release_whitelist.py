@@ -54,7 +54,7 @@ def _graph(folder):
     return model
 
 
-def test_valid_model_passes_the_gate(saved):
+def test_valid_saved_model_is_accepted(saved):
     assert _problem(saved[0]) is None
 
 
@@ -87,7 +87,7 @@ def _in_a_second_graph(graph):
 
 @pytest.mark.planted_bug(14)
 @pytest.mark.parametrize("plant", [_in_bytes, _in_a_second_graph])
-def test_planted_head_is_found_in_every_layer(saved, plant):
+def test_weights_hidden_in_the_saved_model_graph_are_detected(saved, plant):
     folder, _ = saved
     graph = _graph(folder)
     plant(graph)
@@ -111,7 +111,7 @@ print(serving_problem(folder / "saved_model", folder / "backbone.keras", model))
 
 
 @pytest.mark.long
-def test_another_process_with_other_threads_and_compiler_makes_the_same_bytes(saved):
+def test_saved_model_bytes_are_equal_in_a_process_with_other_threads(saved):
     said = python("-c", OTHER_PROCESS, saved[0], MODEL.model_dump_json())
     assert said.strip() == "None", said
 
@@ -125,7 +125,7 @@ def test_numbers_hidden_in_process_settings_are_refused(saved):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "tanh_cnn", "resnet8_ws", "scatter_linear"])
-def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
+def test_saving_a_backbone_twice_gives_the_same_saved_model(tmp_path, name):
     """Groups, standardised and fixed filters, a classifier: what one process saves, so does another
     call."""
     from fedemb.models.backbone_files import save_backbone

@@ -19,8 +19,8 @@ from fedemb.release.model_card import model_card
 from fedemb.reports import charts, report
 from fedemb.reports.charts import Line
 from fedemb.reports.headline import RunFacts, headline
-from fedemb.reports.measured_words import covers
 from fedemb.reports.pages import run_page
+from fedemb.reports.utility_text import covers
 from fedemb.training.noise_warnings import warnings
 from tests.kit.pipeline_runs import honest_run
 
@@ -68,13 +68,13 @@ def test_texts_are_escaped():
     assert not re.search(r"<(b|i|script)>", chart)
 
 
-def test_a_page_names_no_address_and_no_script():
+def test_pages_contain_no_external_address_and_no_script():
     for page in (index(), *example_charts()):
         text = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
         assert not re.search(r"https?:|//\w|@import|<script|src=|url\((?!#)", text)
 
 
-def test_a_value_the_template_misses_is_an_error():
+def test_missing_template_value_is_an_error():
     with pytest.raises(ArtifactError, match=r"run_page\.html"):
         report.render("run_page.html", tone="plain")
 
@@ -98,7 +98,7 @@ def _config(unit):
 
 
 @pytest.fixture(scope="module", params=UNITS)
-def said(request, tmp_path_factory):
+def unit_texts(request, tmp_path_factory):
     """A unit, and every text about it; the audit has words of its own."""
     config = _config(request.param)
     run = honest_run.start(tmp_path_factory.mktemp(request.param))
@@ -123,14 +123,14 @@ def said(request, tmp_path_factory):
     }
 
 
-def test_page_and_card_name_the_unit_in_its_one_sentence(said):
-    unit, texts = said
+def test_page_and_card_contain_the_standard_sentence_of_the_unit(unit_texts):
+    unit, texts = unit_texts
     for name in ("page", "card"):
         assert UNITS[unit].covered in re.sub(r"\s+", " ", texts[name]), name
 
 
-def test_reports_name_only_their_own_unit(said):
-    unit, texts = said
+def test_reports_name_only_their_own_unit(unit_texts):
+    unit, texts = unit_texts
     for name, text in texts.items():
         rest = text.replace(UNITS[unit].covered, "")
         found = re.search(rf".{{0,40}}({OTHER[unit]}).{{0,40}}", rest)

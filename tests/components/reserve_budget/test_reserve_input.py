@@ -25,7 +25,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget
 from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs.partition_run import context_of, make_config, reserve_for
-from tests.kit.public_start import no_rehearsal, sign_start
+from tests.kit.signed_backbone import no_rehearsal, sign_start
 
 
 def _config(root: Path, **changes: Any) -> RunConfig:
@@ -34,7 +34,7 @@ def _config(root: Path, **changes: Any) -> RunConfig:
     return make_config(str(source), policy__epsilon_cap=100.0).updated(changes)
 
 
-def test_commitment_to_the_input_does_not_tell_whether_data_changed_between_runs(tmp_path):
+def test_input_commitments_of_two_runs_differ_for_equal_data(tmp_path):
     config = _config(tmp_path)
     first, again, other = (reserve_for(config, tmp_path, name) for name in ("a", "a", "b"))
     assert first["input"] == again["input"]

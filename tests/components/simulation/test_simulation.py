@@ -42,16 +42,16 @@ def flat(model):
 
 
 @pytest.fixture(scope="module")
-def seen():
+def history():
     return []
 
 
 @pytest.fixture(scope="module")
-def result(seen):
-    return simulation().train(IMAGES, PEOPLE, PEOPLE, root_key=KEY, on_round=seen.append)
+def result(history):
+    return simulation().train(IMAGES, PEOPLE, PEOPLE, root_key=KEY, on_round=history.append)
 
 
-def test_simulation_equals_its_building_blocks_bit_for_bit(result, seen):
+def test_simulation_equals_its_building_blocks_bit_for_bit(result, history):
     """Sampler, local training, clip, noise and server step put together by hand."""
     mechanism = build_mechanism(result.plan, KEY, RUN_ID, 1, json_digest({}))
     people = ArrayUsers(
@@ -68,7 +68,7 @@ def test_simulation_equals_its_building_blocks_bit_for_bit(result, seen):
         sums = function(state.weights, clients, number)
         output = mechanism.aggregate(number, sums.total)
         state = server_step(TRAINING.server, state, output.mean, rounds=3)
-        assert np.array_equal(seen[number].state.weights, state.weights)
+        assert np.array_equal(history[number].state.weights, state.weights)
     assert np.array_equal(flat(result.model), released_weights(TRAINING.server, state))
 
 
@@ -91,7 +91,7 @@ def test_shared_head_is_reported_as_not_covered():
     assert found.embed(IMAGES).shape == (72, 8)
 
 
-def test_users_share_classes_and_start_from_a_public_backbone(result):
+def test_simulation_starts_from_the_given_public_backbone(result):
     start = build_backbone(MODEL, 7)
     still = TRAINING.model_copy(
         update={"server": TRAINING.server.model_copy(update={"learning_rate": 1e-30})}
@@ -104,14 +104,14 @@ def test_users_share_classes_and_start_from_a_public_backbone(result):
     assert found.guarantee.epsilon == math.inf
 
 
-def test_recall_is_computed_on_held_out_users(result):
+def test_recall_of_identical_images_is_one(result):
     copies = np.concatenate([IMAGES[::3], IMAGES[::3]])
     estimate = result.recall(copies, np.tile(np.arange(24), 2), false_accept_rate=0.5)
     assert estimate.value == 1.0, "an image has the embedding of its copy"
     assert np.linalg.norm(result.embed(IMAGES), axis=1) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_simulation_refuses_images_and_backbones_of_wrong_shape(result):
+def test_simulation_refuses_invalid_images_backbones_and_settings(result):
     with pytest.raises(InputError, match=r"wanted uint8 \[n, 12, 12, 1\]"):
         simulation().train(IMAGES[:, :10, :10], PEOPLE, PEOPLE)
     with pytest.raises(InputError, match=r"float32 .* convert them"):

@@ -25,7 +25,7 @@ from fedemb.storage.local import LocalStore
         ("file://localhost/data", "/data"),
     ],
 )
-def test_local_addresses(uri, root):
+def test_local_storage_uris_are_resolved_to_paths(uri, root):
     assert open_store(uri).local_root == Path(root)
 
 
@@ -119,7 +119,7 @@ def test_concurrent_tree_copies_are_not_mixed(tmp_path, monkeypatch):
     assert store.list() == ["tree/b"]
 
 
-def test_wrong_path_is_bad_input_and_a_full_disk_is_not(tmp_path, monkeypatch):
+def test_invalid_path_is_an_input_error_and_a_full_disk_a_storage_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(InputError) as wrong:
         write_bytes(tmp_path / "file" / "below", b"x")
@@ -327,14 +327,14 @@ def test_writer_refuses_to_replace_a_special_file(tmp_path, kind, special):
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_name_that_must_be_new_is_taken_by_a_link_too(tmp_path):
+def test_create_refuses_the_name_of_a_dangling_link(tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
         create_bytes(tmp_path / "out", b"a")
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_store_writes_through_no_link_that_leads_out_of_it(tmp_path):
+def test_store_refuses_to_write_through_a_link_that_leads_out(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store" / "run").symlink_to(tmp_path / "elsewhere")

@@ -39,7 +39,7 @@ CONFIGS = {
 
 def _rehearse(settings, root):
     keys = open_key_store(str(root / "keys"))
-    pretrain_public.run(settings.public_start(), root / "pretrained", keys)
+    pretrain_public.run(settings.backbone_config(), root / "pretrained", keys)
     plan = plan_mechanism(settings)
     start = root / "pretrained" / "backbone.keras"
     backend_rounds.rehearse(settings, plan, start, released.save_for_users)
@@ -59,7 +59,7 @@ def test_every_algorithm_is_rehearsed_to_its_end(kind, tmp_path):
         ("covariance", "partition.max_images_per_user", False),
     ],
 )
-def test_trainer_loads_what_the_algorithm_says(kind, setting, alone, tmp_path, monkeypatch):
+def test_trainer_loads_as_many_images_as_configured(kind, setting, alone, tmp_path, monkeypatch):
     """An image that is sampled alone must not load its owner's other images."""
 
     class Stopped(Exception):

@@ -46,7 +46,7 @@ def _charges(folder, scene):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_two_processes_give_the_bits_of_one(job, task):
+def test_training_on_two_hosts_is_bit_identical_to_one(job, task):
     folder, found = job(task)
     for scene in ("alone", "together"):
         assert found[scene]["chief"][0] == 0, found[scene]
@@ -64,7 +64,7 @@ def _replay(folder, found, scene):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_rounds_run_again_are_those_on_record(job, task):
+def test_replay_of_recorded_rounds_passes_on_one_and_two_hosts(job, task):
     replays = [_replay(*job(task), scene) for scene in ("alone", "together")]
     assert replays == 2 * [{"rounds": 2, "failed": []}]
 
@@ -78,7 +78,7 @@ def test_killed_after_every_round_and_resumed_gives_the_same_bits_at_the_same_ch
 
 
 @pytest.mark.slow
-def test_a_lost_host_costs_no_round(job):
+def test_training_resumes_identically_after_losing_a_host(job):
     folder, found = job("embedding", FAULTS)
     code, said = found["lost"]["chief"]
     assert code == 4, said
@@ -116,7 +116,7 @@ def test_attempt_started_on_jax_cannot_resume_on_tensorflow(job):
 
 
 @pytest.mark.slow
-def test_a_lost_chief_ends_the_other(job):
+def test_host_exits_with_code_4_when_the_chief_is_lost(job):
     _, found = job("embedding", FAULTS)
     code, said = found["chief_lost"]["other"]
     assert code == 4, said
@@ -134,7 +134,7 @@ def _set(monkeypatch, **values):
     ("count", "number", "address"),
     [("2", "2", "a:1"), ("2", "x", "a:1"), ("x", "0", "a:1"), ("2", "0", ""), ("2", "-1", "a:1")],
 )
-def test_job_without_hosts_is_refused(monkeypatch, count, number, address):
+def test_invalid_jax_host_variables_are_refused(monkeypatch, count, number, address):
     _set(
         monkeypatch, JAX_NUM_PROCESSES=count, JAX_PROCESS_ID=number, JAX_COORDINATOR_ADDRESS=address
     )
@@ -151,7 +151,7 @@ def test_single_process_has_no_host_rank(monkeypatch):
     assert JobHost.of_environment() is None
 
 
-def test_hosts_are_reached_through_their_chief(monkeypatch):
+def test_chief_address_overrides_the_jax_coordinator(monkeypatch):
     _set(
         monkeypatch,
         JAX_NUM_PROCESSES="2",

@@ -112,7 +112,7 @@ def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path)
     _same_model(before, finished)
 
 
-def test_key_rotated_after_the_commit_loses_no_run(finished):
+def test_key_rotation_after_the_commit_keeps_the_model_card(finished):
     """Killed before kfp had the model, it is started again: with a new signature the card would be
     one that was never committed."""
     context = finished.context()
@@ -202,7 +202,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         from fedemb.steps import pretrain_public
 
         folder = ready.root / "pretrained"
-        start = changed.public_start().model_copy(update={"seed": 99})
+        start = changed.backbone_config().model_copy(update={"seed": 99})
         pretrain_public.run(start, folder, ready.context().keys)
     elif what == "code":
         monkeypatch.setattr(working_state, "code_digest", lambda _config: "f" * 64)
@@ -218,7 +218,7 @@ def test_backbone_of_another_model_is_refused(ready):
     """Its weights are the same here, and what it was made for is not."""
     from fedemb.steps import pretrain_public
 
-    start = ready.config.public_start()
+    start = ready.config.backbone_config()
     other = start.model.model_copy(update={"aspect_ratio": "letterbox"})
     folder = ready.root / "pretrained"
     pretrain_public.run(start.model_copy(update={"model": other}), folder, ready.context().keys)
@@ -381,7 +381,7 @@ def test_each_algorithm_trains_its_variables_and_resumes_to_the_same_bits(tmp_pa
     _same_model(whole, broken)
 
 
-def test_baseline_that_no_guarantee_covers_is_refused_in_a_release(prepared):
+def test_dp_fedavg_is_refused_in_a_release(prepared):
     release = {"purpose": "release", "policy.users_lower_bound": 100}
     with pytest.raises(ConfigError, match="purpose: simulation"):
         prepared.train(config(**release, **{"training.algorithm": "dp_fedavg"}))
@@ -430,7 +430,7 @@ def test_second_trainer_with_another_private_root_is_refused(ready, twin, finish
     _same_model(ready, finished)
 
 
-def test_copied_private_root_is_another_one(ready, twin):
+def test_training_from_a_copied_private_root_is_refused(ready, twin):
     _interrupted(ready)
     shutil.rmtree(ready.root / "elsewhere")
     shutil.copytree(ready.root / "private", ready.root / "elsewhere")  # with its mark
@@ -479,7 +479,7 @@ def test_two_rounds_solve_the_head_and_leave_no_features_behind(tmp_path):
         ({"partition.max_images_per_user": 8193}, "max_images_per_user=8193"),
     ],
 )
-def test_projection_that_cannot_be_solved_is_refused_with_the_reason(changes, words):
+def test_settings_that_contradict_dp_covariance_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         covariance_config(**changes)
 

@@ -62,7 +62,7 @@ def chain_of(log, rounds):
     return chain
 
 
-def test_state_to_resume_from_follows_from_the_records(tmp_path):
+def test_resume_state_can_be_rebuilt_from_the_round_records(tmp_path):
     log, noised = committed(tmp_path, 12)
     chain, last = chain_of(log, 12), log.read(11)
     assert with_tags(last.mechanism_state, chain.tags) == noised.state_to_json()

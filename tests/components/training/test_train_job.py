@@ -49,13 +49,13 @@ def test_the_job_names_its_runtime_the_other_hosts_and_their_chief(pod):
 @pytest.mark.parametrize(
     ("name", "value"), [(HOSTS, "1"), (HOSTS, "x"), (HOSTS, ""), *((name, "") for name in POD)]
 )
-def test_variables_that_no_compiled_pipeline_has_are_refused_in_a_sentence(pod, name, value):
+def test_invalid_host_variables_of_the_step_are_refused(pod, name, value):
     pod.setenv(name, value)
     with pytest.raises(ConfigError, match="compile the pipeline with `fedemb compile`"):
         train_job()
 
 
-def test_a_step_of_one_host_starts_none(monkeypatch):
+def test_step_with_one_host_creates_no_train_job(monkeypatch):
     for name in (HOSTS, "JAX_NUM_PROCESSES"):
         monkeypatch.delenv(name, raising=False)
     with hosts_of_the_step() as place:

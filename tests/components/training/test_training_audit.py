@@ -158,9 +158,7 @@ def noise_left_out_of_the_last_weights(patch):
     ],
 )
 @pytest.mark.parametrize("name", ["dp_fedemb", pytest.param("dp_sgd", marks=pytest.mark.slow)])
-def test_training_that_is_not_what_was_priced_fails_its_audit(
-    fresh, monkeypatch, damage, code, name
-):
+def test_training_with_wrong_noise_fails_its_audit(fresh, monkeypatch, damage, code, name):
     damage(monkeypatch)
     assert code in failed(fresh(name))
 
@@ -168,7 +166,7 @@ def test_training_that_is_not_what_was_priced_fails_its_audit(
 @pytest.mark.planted_bug(4)
 @pytest.mark.mutation
 @pytest.mark.parametrize("name", ["head", pytest.param("least squares", marks=pytest.mark.slow)])
-def test_missing_noise_is_found_with_an_imprecise_slope(fresh, monkeypatch, name):
+def test_replay_detects_missing_noise_of_head_and_least_squares_training(fresh, monkeypatch, name):
     """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
     noise_forgotten_in_the_query(monkeypatch)
     assert "noise" in evidence_of(fresh(name)).replay.failed

@@ -22,7 +22,7 @@ from fedemb.ledger import read_reservation
 from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.partition_run import write_store
 from tests.kit.pipeline_runs.training_run import RUN_ID, SIZE, ReadyRun
-from tests.kit.public_start import no_rehearsal, sign_start
+from tests.kit.signed_backbone import no_rehearsal, sign_start
 
 
 def config(**overrides: Any) -> RunConfig:

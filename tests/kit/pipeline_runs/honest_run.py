@@ -20,7 +20,7 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.documents.model import ModelCard
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.utility import UtilityReport, embedding_space_id, starts_of
+from fedemb.documents.utility import UtilityReport, baselines_of, embedding_space_id
 from fedemb.foundation.canonical_json import canonical_json, file_digest, json_digest
 from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
@@ -34,7 +34,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import account_privacy, gate_release, plan_privacy, release_model, reserve_budget
 from tests.kit.document_kinds import all_documents
 from tests.kit.ledger_kit import connect
-from tests.kit.public_start import keras_file, no_rehearsal, sign_start, sign_users
+from tests.kit.signed_backbone import keras_file, no_rehearsal, sign_start, sign_users
 from tests.kit.verified import problems_of
 
 TENSORS = [
@@ -403,8 +403,8 @@ class HonestRun:
                 "negative_pairs": 6_472_800,
             },
             "roc": roc,
-            **dict.fromkeys(UtilityReport.starts),
-            **{name: start(0.1) for name in starts_of(self.config)},
+            **dict.fromkeys(UtilityReport.baselines),
+            **{name: start(0.1) for name in baselines_of(self.config)},
             "public_backbone": start(0.3),
             "centralized": None,
             "utility_drop": None,

@@ -86,11 +86,11 @@ def embedded(ready):
 
 
 def _pair(ready):
-    from fedemb.training.hosts import follow
+    from fedemb.training.hosts import run_worker_host
 
     port = free_port()
     chief = Host(ready.root / "chief.log", ready.train, port)
-    return chief, Host(ready.root / "other.log", follow, port, 1)
+    return chief, Host(ready.root / "other.log", run_worker_host, port, 1)
 
 
 def alone(ready):

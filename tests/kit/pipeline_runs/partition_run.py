@@ -36,7 +36,7 @@ from fedemb.documents.artifacts import RunArtifacts
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.foundation.document import write_json
 from fedemb.runtime.step_context import StepContext
-from tests.kit.public_start import no_rehearsal, sign_start
+from tests.kit.signed_backbone import no_rehearsal, sign_start
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8

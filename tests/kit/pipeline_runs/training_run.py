@@ -18,11 +18,11 @@ from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.foundation.canonical_json import tree_digest
 from fedemb.foundation.document import Document
-from fedemb.keys import commit_to_people, commitment_key, open_key_store
+from fedemb.keys import commit_to_users, commitment_key, open_key_store
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs.partition_run import write_store
-from tests.kit.public_start import no_rehearsal, sign_users
+from tests.kit.signed_backbone import no_rehearsal, sign_users
 
 SIZE = 12
 RUN_ID = "run-1"
@@ -242,7 +242,7 @@ class ReadyRun:
         keys = open_key_store(str(self.root / "keys"))
         key = commitment_key(keys, self.config.policy.policy_id)
         return {
-            people: commit_to_people(key, run_id, 1, tree_digest(self.private / people))
+            people: commit_to_users(key, run_id, 1, tree_digest(self.private / people))
             for people in ("users", "evaluation")
         }
 
@@ -280,7 +280,7 @@ def prepare(
     settings = ready.config
     keys = open_key_store(str(root / "keys"))
     plan_privacy.run(ready.context())
-    pretrain_public.run(settings.public_start(), root / "pretrained", keys)
+    pretrain_public.run(settings.backbone_config(), root / "pretrained", keys)
     reserve_budget.run(ready.context(), input_fingerprint="private.parquet@1", rehearse=rehearse)
     write_users(
         ready.private / "users",

@@ -88,10 +88,10 @@ def utility_sentences(report: AnyUtility) -> list[str]:
     if isinstance(report, ClassifierReport):
         name, number = f"top-1 over {report.classes} classes", report.units
     else:
-        name, number = report.headline_words, report.evaluated and report.evaluated.identities
+        name, number = report.headline_label, report.evaluated and report.evaluated.identities
     gain = f": {compared(report.gain, 'the best baseline')}" if report.gain else ""
-    others = [f"compared with {best_start(report)}"] if report.gain else []
-    if report.best_start not in (None, "public_backbone"):
+    others = [f"compared with {best_baseline(report)}"] if report.gain else []
+    if report.best_baseline not in (None, "public_backbone"):
         others += _compared(report, "public_backbone")
     others += _compared(report, "centralized")
     rest = "; ".join(others)
@@ -112,7 +112,7 @@ def _compared(report: AnyUtility, name: str) -> list[str]:
 
 def _another_domain(report: AnyUtility) -> str:
     """Returns a warning where raw pixels do better than the features of the public backbone."""
-    measured = report.measured_starts
+    measured = report.measured_baselines
     raw = measured.get("raw_pixels")
     features = (measured.get(name) for name in UtilityReport.features)
     best = max((found.value for found in features if found is not None), default=None)
@@ -136,10 +136,10 @@ def _too_few(report: AnyUtility) -> str:
     return f"No interval is shown for {few}; increase partition.evaluation.fraction."
 
 
-def best_start(report: AnyUtility) -> str:
+def best_baseline(report: AnyUtility) -> str:
     """Returns the baseline of the gain: the best measured one that needs no private data."""
-    best = f"the {model_name(report.best_start or 'public_backbone', report)}"
-    measured = len(report.measured_starts)
+    best = f"the {model_name(report.best_baseline or 'public_backbone', report)}"
+    measured = len(report.measured_baselines)
     return f"{best}, the best of {measured} baselines" if measured > 1 else best
 
 

@@ -38,7 +38,7 @@ OVERLAPS = {
 }
 
 
-def start_licence(pretraining: PretrainingConfig) -> str:
+def backbone_licence(pretraining: PretrainingConfig) -> str:
     """Returns the licence of the pretraining images, as stated by the configuration's owner."""
     drawn = pretraining.kind == "none"
     unstated = pretraining.licence == type(pretraining)().licence
