@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -357,7 +358,7 @@ class RunConfig(Section):
                 if not isinstance(node.get(parent), dict):
                     node[parent] = {}
                 node = node[parent]
-            node[leaf] = value
+            node[leaf] = copy.deepcopy(value)  # a later key may change it
         return type(self).model_validate(tree)
 
 

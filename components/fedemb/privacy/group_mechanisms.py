@@ -162,8 +162,12 @@ def _block(leaves: int, gap: int, ones: int) -> Floats | None:
         elif right_ones == ones:
             joined = right[np.maximum(0, steps - left_leaves), :]
         else:
-            # The right part starts no earlier than leaf j, which the left part has to respect.
-            joined = np.stack([(left[lead][:, None] + right).max(axis=0) for lead in steps])
+            # The right part starts no earlier than leaf j, which the left part has to respect. A
+            # later j never helps the right part, so only those are best where the left part gains.
+            joined = np.empty_like(out)
+            for lead, row in enumerate(left):
+                gains = np.append(0, np.flatnonzero(row[1:] > row[:-1]) + 1)
+                joined[lead] = (row[gains, None] + right[gains]).max(axis=0)
         out = np.maximum(out, joined)
     return out + (ones * ones if full else 0)
 

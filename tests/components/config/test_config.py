@@ -177,3 +177,10 @@ def test_invalid_pipeline_parameters_are_refused(name, value, sentence):
     given = {**parameters_of(preset("quickstart")), **STORE, name: value}
     with pytest.raises(ConfigError, match=sentence):
         run_config(given)
+
+
+def test_updated_configuration_does_not_change_the_callers_values():
+    by_hash = {"by": "hash", "fraction": 0.2}
+    changed = {"partition.evaluation": by_hash, "partition.evaluation.fraction": 0.3}
+    assert preset("quickstart").updated(changed).partition.evaluation.fraction == 0.3
+    assert by_hash["fraction"] == 0.2
