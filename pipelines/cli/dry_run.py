@@ -29,8 +29,8 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
     Raises:
       LedgerError: the ledger in the bucket was never made, or is broken.
     """
-    for step in PIPELINE.steps:
-        yield f"{step}: {'reused' if step in taken_over else 'would run'}"
+    reused = f"; reused: {', '.join(taken_over)}" if taken_over else ""
+    yield f"steps: {len(PIPELINE.steps) - len(taken_over)} would run{reused}"
     uri = config.data.source.uri
     if not charged:
         check_images(config)
@@ -42,6 +42,11 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
+        if config.pretraining.kind == "import":
+            yield (
+                "warning: the gate denies this release after training unless the policy owner "
+                "waives pretraining_overlap_unchecked"
+            )
     yield f"budget: {'charged before; resuming costs nothing' if charged else _budget(config)}"
 
 

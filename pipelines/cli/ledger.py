@@ -285,12 +285,14 @@ def init(
         series_of,
         terms_of,
     )
-    from fedemb.pipelines.cli.ledger_summary import composition, planned_series
+    from fedemb.pipelines.cli.ledger_summary import composition
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.privacy.registry import plan_mechanism
+    from fedemb.release.plan import check_first_run
     from fedemb.storage import open_store
 
     settings = load_config(config, set_ or [])
+    check_first_run(settings)
     series = series_of(settings, plan_mechanism(settings))
     ledger = where.places.named("ledger")
     key_store = open_key_store(where.places.named("keys"))
@@ -298,14 +300,6 @@ def init(
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
     terms = terms_of(settings, series)
     refuse_emptied(opened, key_store)
-    if settings.purpose == "release" and (planned := planned_series(settings)):
-        runs, epsilon = planned
-        if not epsilon <= terms.epsilon_cap:
-            raise Refused(
-                f"the {runs} planned runs cost epsilon {epsilon:.4g} together, above "
-                f"policy.epsilon_cap {terms.epsilon_cap:g}, which is fixed for the policy's life; "
-                "raise noise_multiplier, lower rounds or policy.planned_runs"
-            )
     init_policy(opened, terms, key_store, settings.storage.rollback_anchor)
     if trust_output is not None:
         trust.save(trust_output)

@@ -17,7 +17,7 @@ from tests.kit.pipeline_runs import honest_run
 
 def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path):
     said = fedemb("run", "--dry-run", "--runs", tmp_path / "runs")
-    assert "train_model: would run\n" in said
+    assert "steps: 10 would run\n" in said
     assert "differential privacy for one user" in said
     assert "a new ledger, which lets epsilon grow to 8, for this run alone" in said
     assert "refused" not in said
@@ -41,9 +41,11 @@ def test_dry_run_reads_a_persistent_ledger(tmp_path):
 
 def test_planned_series_above_its_cap_creates_no_policy(tmp_path, capsys):
     weekly = ("-c", "quickstart", "--set", "policy.planned_runs=52")
-    with pytest.raises(Refused, match=r"the 52 planned runs cost epsilon .* above policy\.eps"):
-        fedemb("ledger", "init", *weekly, "--policy", tmp_path)
-    assert not list(tmp_path.rglob("00000000.json"))
+    dry_run = ("run", *weekly[:2], "--dry-run", *weekly[2:], "--runs", tmp_path / "runs")
+    for words in (("ledger", "init", *weekly), dry_run):
+        with pytest.raises(ConfigError, match=r"The 52 planned runs cost .* above policy\.eps"):
+            fedemb(*words, "--policy", tmp_path)
+    assert not list(tmp_path.iterdir())
     plan = ("plan", *weekly)
     assert "all 52 planned runs together: more than can be priced, above" in fedemb(*plan)
     quiet = (*plan, "--set", "mechanism.noise_multiplier=60", "--json")

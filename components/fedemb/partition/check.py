@@ -302,7 +302,7 @@ def _facts(config: RunConfig, census: Census) -> list[str]:
     if len(census.sizes) and unit.one == "user":
         median, largest = float(np.median(census.sizes)), int(census.sizes.max())
         found.append(f"images of a training user: median {median:g}, largest {largest:,}")
-    if config.task == "embedding":
+    if config.task == "embedding" and len(census.group_sizes) > 1:
         groups = census.group_sizes
         found.append(
             f"users of a virtual client: smallest {groups.min():,}, median {np.median(groups):g}, "

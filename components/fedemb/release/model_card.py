@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ def _metadata(
         "tags": ["differential-privacy", f"{unit}-level", config.task],
         "model-index": [{"name": name, "results": _results(evidence.utility.body, task, unit)}],
         "version": version,
+        "fedemb_version": metadata.version("fedemb"),
         "epsilon": report.accounting.epsilon,
         "delta": report.accounting.delta,
         "privacy_unit": unit,

@@ -122,7 +122,11 @@ def key_injected(case: Case) -> Iterator[str]:
         yield "noise or coins did not come from the secret key of the reservation"
 
 
-@Rule("pretrain from public images", waivable=True).before_charge
+@Rule(
+    "pretrain from public images",
+    waivable=True,
+    applies=lambda case: case.config.pretraining.kind != "none",
+).before_charge
 def pretraining_overlap_unchecked(charge: Charge) -> Iterator[str]:
     """Public images compared with private images."""
     if charge.config.pretraining.kind == "import":

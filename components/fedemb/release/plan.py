@@ -6,6 +6,8 @@ with the plan.
 
 from __future__ import annotations
 
+import math
+
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
 from fedemb.documents.plan import PrivacyPlan
@@ -60,27 +62,31 @@ def check_composition(config: RunConfig, plan: MechanismPlan) -> None:
 
 
 def check_first_run(config: RunConfig) -> None:
-    """Rejects a release that costs more than its own policy's cap.
+    """Rejects a release that costs more than its own policy's cap, alone or with all planned runs.
 
     Called before any training, and before a policy with a permanent cap is created.
 
     Raises:
-      ConfigError: the run exceeds the cap.
+      ConfigError: the run, or the series of planned runs, exceeds the cap.
     """
     plan, policy = plan_mechanism(config), config.policy
     if config.purpose != "release" or not plan.private:
         return
     check_composition(config, plan)
     terms = terms_of(config, series_of(config, plan))
-    first = spent(terms, [Charge.planned(charged_content(config, plan))])
-    if not first.epsilon <= policy.epsilon_cap:
-        way = "as planned" if first.method == "planned_series" else "by the Rényi filter"
-        raise ConfigError(
-            f"One run costs epsilon={first.epsilon:.4g} ({way}), above "
-            f"policy.epsilon_cap={policy.epsilon_cap:g}, the lifetime budget of policy "
-            f"{policy.policy_id!r}. Raise mechanism.noise_multiplier, lower mechanism.rounds, "
-            "or raise the cap."
-        )
+    charge = Charge.planned(charged_content(config, plan))
+    for runs in sorted({1, terms.series.runs if terms.series else 1}):
+        total = spent(terms, [charge] * runs)
+        if not total.epsilon <= policy.epsilon_cap:
+            what = "One run costs" if runs == 1 else f"The {runs} planned runs cost together"
+            way = "as planned" if total.method == "planned_series" else "by the Rényi filter"
+            known = math.isfinite(total.epsilon)
+            price = f"epsilon={total.epsilon:.4g} ({way})" if known else "more than can be priced"
+            raise ConfigError(
+                f"{what} {price}, above policy.epsilon_cap={policy.epsilon_cap:g}, the lifetime "
+                f"budget of policy {policy.policy_id!r}. Raise mechanism.noise_multiplier, lower "
+                "mechanism.rounds or policy.planned_runs, or raise the cap."
+            )
 
 
 def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:

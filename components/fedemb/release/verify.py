@@ -188,8 +188,8 @@ def _foreign(
         for path in sorted(again.iterdir()):
             if path.read_bytes() != read_regular(bundle / path.name):
                 yield (
-                    f"{path.name} is not what this package makes of the signed documents. Verify "
-                    "with the version that released it"
+                    f"{path.name} is not what this version of fedemb makes of the signed documents."
+                    " Verify with the version named in README.md"
                 )
 
 

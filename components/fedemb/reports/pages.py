@@ -202,7 +202,7 @@ def _cases(found: SelfTest) -> list[tuple[str, str, str, bool]]:
     planted, turned = (f"AUROC {figure(one)}" for one in (found.planted_leak, found.reversed_sign))
     score, side = refused[found.missing_score_refused], refused[found.missing_side_refused]
     cases = {
-        "no_leak": ("no leak planted", "AUROC 0.5, few alarms", alarms),
+        "no_leak": ("no leak planted", "AUROC 0.5, few chance alarms", alarms),
         "planted_leak": ("leak planted", "leak found", planted),
         "reversed_sign": (reversed_sign, "reported as reversed", turned),
         "missing_score": ("one score missing", "error", score),

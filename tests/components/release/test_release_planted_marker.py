@@ -80,7 +80,7 @@ def test_changed_bundle_file_that_was_signed_again_is_refused(released_run, tmp_
     run = honest_run.copy_of(released_run, tmp_path / "run")
     (run.bundle / name).write_text((run.bundle / name).read_text() + more)
     seal_again(run.bundle, run.keys, run.ledger())
-    assert f"{name} is not what this package makes" in " ".join(run.problems())
+    assert f"{name} is not what this version of fedemb makes" in " ".join(run.problems())
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["theirs", "ours"])
