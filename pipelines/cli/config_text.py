@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,18 +11,21 @@ from fedemb.errors import ConfigError
 
 
 def describe(section: str | None = None) -> Iterator[str]:
-    """Yields one line per setting, as `path (type, default): meaning`.
+    """Yields one line per setting of a section, or the one, as `path (type, default): meaning`.
 
     Raises:
       ConfigError: the section does not exist.
     """
     schema = RunConfig.model_json_schema()
     properties = schema["properties"]
-    if section is not None and section not in properties:
+    wanted = section or ""
+    lines = [
+        line for name in properties for line in _lines(name, properties[name], schema["$defs"])
+    ]
+    found = [line for line in lines if re.match(rf"{re.escape(wanted)}(\W|$)", line) or not wanted]
+    if not found:
         raise ConfigError(f"Unknown section {section}. Pass one of {', '.join(properties)}.")
-    for name, field in properties.items():
-        if section in (None, name):
-            yield from _lines(name, field, schema["$defs"])
+    yield from found
 
 
 def _lines(path: str, field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:

@@ -112,7 +112,8 @@ def _next_steps(output: Path, bound: int, photos: Photos) -> None:
         f"  fedemb check-data --config {output}",
         f"  fedemb plan --config {output}",
         f"  fedemb run --config {output} --policy FOLDER",
-        "The run is a simulation: it charges no budget and releases nothing. For a release, set "
-        "purpose: release and tuning.",
+        "The run is a simulation: it charges no budget and releases nothing. For a release with "
+        "these settings, unchanged, add --set purpose=release --set tuning.data=public --set "
+        "'tuning.method=defaults of init'; otherwise see `fedemb config tuning`.",
         "The first run with a policy folder fixes the policy. Use a separate folder for tests.",
     )
