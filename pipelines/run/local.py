@@ -308,7 +308,9 @@ class _StopOnInterrupt:
     def _handle(self, number: int, _frame: object) -> None:
         if number == signal.SIGHUP:
             _say_no_more()
-            if self.requested:  # shell and kernel both say that a terminal is closed
+            # Shell and kernel both say that a terminal is closed, perhaps after the step ended.
+            self._previous[signal.SIGHUP] = signal.SIG_IGN
+            if self.requested:
                 return
         before, self.requested = self.requested, True
         with suppress(ProcessLookupError):
