@@ -157,7 +157,7 @@ def import_graph(product: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Returns the nodes of a cycle, its first node once more at the end; empty if there is none."""
+    """Returns the nodes of a cycle, its first node again at the end; empty: no cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

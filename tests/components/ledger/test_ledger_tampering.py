@@ -237,7 +237,7 @@ def test_signed_head_covers_only_records_that_its_key_may_sign(kit, tmp_path, fi
     path.write_bytes(
         canonical_json({**head, "signature": {**head["signature"], "value": "00" * 64}})
     )
-    with pytest.raises(SignatureInvalid):  # a head stands for signatures only with its own
+    with pytest.raises(SignatureInvalid):  # it replaces signatures only if it is signed
         forged.reader()
 
 
