@@ -77,14 +77,12 @@ class TrustedKey:
                 "key_id": str(key_id),
                 "role": str(role),
                 "public_key": str(public_key),
+                "generation": int(generation),
                 **rest,
-            } if rest.keys() <= {"generation"}:
-                generation = rest.get("generation", 1)
-                if isinstance(generation, int):
-                    return cls(key_id, role, public_key, generation)
+            } if not rest:
+                return cls(key_id, role, public_key, generation)
             case _:
-                pass
-        raise ValueError("an entry is not a key")
+                raise ValueError("an entry is not a key")
 
     def to_json(self) -> JsonObject:
         """Returns the key as trust files and ledger records store it."""
@@ -363,9 +361,10 @@ class Signer:
         Readers of the signed document, which have access to the ledger, check whether the key is
         trusted.
         """
-        generation = 1
-        while store.exists(generation_name(f"signing/{role}", generation + 1)):
-            generation += 1
+        generation = number = 1
+        while store.used(name := generation_name(f"signing/{role}", number := number + 1)):
+            if store.exists(name):  # else it lost a race for the name and was destroyed
+                generation = number
         return cls.load_or_create(store, role, generation)
 
     @classmethod

@@ -17,6 +17,7 @@ from fedemb.errors import (
     LedgerError,
     Refused,
     SignatureInvalid,
+    StorageError,
 )
 from fedemb.foundation.document import read
 from fedemb.keys.trust import Signer, key_id_of
@@ -214,6 +215,8 @@ def test_removed_approver_cannot_approve_or_reuse_the_key(half, run, ada, bob):
     name(run, "ada left", bob=bob)
     with pytest.raises(Refused, match="does not belong to an approver"):
         run.approve(ada)
+    with pytest.raises(StorageError, match="nothing was written"):  # removed while she signed
+        run.ledger().chain.trust.require(ada.trusted())
     put(run, ada, "ada", body_of(run, report_sha="8" * 64))
     with pytest.raises(SignatureInvalid, match="had retired"):
         run.ledger()

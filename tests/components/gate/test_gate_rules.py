@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,6 +19,7 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.release import privacy_rules
 from fedemb.release.decide import RULES, WAIVABLE, decide
 from fedemb.release.privacy_report import build_report, covers_change_own_data
+from fedemb.release.rule import differences
 from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run
@@ -48,6 +50,14 @@ def table_of(run, factor):
     cumulative = json.loads(run.report.read_text())["cumulative"]
     table = [{**row, "epsilon": row["epsilon"] * factor} for row in cumulative["blocks"]]
     return {**cumulative, "blocks": table}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({}, []), ({}, None), ([1], [1, 2]), (1.0, 1), (1, True), (1.0, math.nan), (1.0, 1.00001)],
+)
+def test_values_of_another_type_length_or_number_differ(one, other):
+    assert differences({"a": one}, {"a": other}) == ["a"] == differences({"a": other}, {"a": one})
 
 
 @pytest.mark.parametrize("same_environment", [True, False])

@@ -161,6 +161,8 @@ def test_commit_lowers_to_rounds_started_and_destroys_the_key(kit, reserved):
         renyi_epsilon(expected, 8.0, kit_.DELTA), rel=1e-6
     )
     assert ledger.spent("all/0").epsilon < full
+    attempt = ledger.attempt(reservation)
+    assert [attempt.charge_after(record).rounds_charged for record in (1, 2, 3)] == [20, 20, 5]
     assert not kit.keys.exists(reservation_key_name("monday", 1))
     with pytest.raises(FileExistsError):
         kit.keys.create(reservation_key_name("monday", 1))

@@ -15,7 +15,7 @@ import pytest
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid, StorageError
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.keys.trust import Signer
-from fedemb.ledger import open_ledger, read_trust
+from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.ledger.records import Chain, decode_record
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.storage import open_store
@@ -231,7 +231,7 @@ def test_signed_head_covers_only_records_that_its_key_may_sign(kit, tmp_path, fi
     with found:
         assert len(forged.reader().chain.records) == 5
     with pytest.raises(SignatureInvalid, match=f"{first:08d}"):
-        chain.refresh(signatures=True)
+        Ledger(chain).verify()
     path = forged.path(0).parent / "heads" / "00000004.json"
     head = json.loads(path.read_bytes())
     path.write_bytes(
