@@ -284,17 +284,11 @@ def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
             f"The keys {keys.uri} and the ledger {store.uri} lie one inside the other, and who "
             "writes to the ledger must not read its keys. Name another folder for the keys."
         )
-    try:
-        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
-    except FileNotFoundError:
-        pass
-    trust = trust_of(keys)
-    document = {"schema": TRUST_SCHEMA, **trust.to_json()}
-    try:
-        store.create(TRUST_NAME, canonical_json(document))
-    except FileExistsError:
-        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
-    return trust
+    if not store.exists(TRUST_NAME):
+        document = {"schema": TRUST_SCHEMA, **trust_of(keys).to_json()}
+        with suppress(FileExistsError):  # another process creates it at the same time
+            store.create(TRUST_NAME, canonical_json(document))
+    return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
 
 
 def rotate_keys(

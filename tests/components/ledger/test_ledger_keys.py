@@ -57,6 +57,12 @@ def test_keys_inside_the_ledger_are_refused_before_one_is_made(tmp_path, ledger,
     assert store.newest("signing/policy") == 0
 
 
+def test_trust_file_that_another_process_creates_first_is_used(tmp_path, monkeypatch):
+    first, others = kit_.make(tmp_path).trust, open_key_store(str(tmp_path / "other"))
+    monkeypatch.setattr("fedemb.storage.local.LocalStore.exists", lambda *_: False)
+    assert ensure_trust(open_store(str(tmp_path / "ledger")), others).digest == first.digest
+
+
 def test_destroyed_key_is_gone_and_its_name_is_never_used_again(keys):
     keys.create("reservation/monday-1")
     keys.destroy("reservation/monday-1")
