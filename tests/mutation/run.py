@@ -35,9 +35,10 @@ SLOWER = 6.0
 STATUSES = ("caught", "survived", "not_reached", "stopped", "not_code")
 LEFT_OUT = ("kill", "race", "hosts", "year", "speed", "concurrency")
 """Names of test files that start processes of their own, or take minutes."""
-ELSEWHERE = ("fedemb/training/jax/", "hosts.py", "secret_manager.py")
+ELSEWHERE = ("fedemb/training/jax_", "hosts.py", "secret_manager.py")
 """Code whose tests run it in processes of their own, which the first pass does not see."""
 
+_GATE = ("decide", "rule", "model_rules", "privacy_rules")
 _LEDGER = ("components/ledger", "components/reserve_budget", "components/private_inputs")
 _ROUNDS = (
     "rounds",
@@ -48,8 +49,9 @@ _ROUNDS = (
     "backbones",
 )
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "gate": (("fedemb/release",), ("components/gate",)),
-    "ledger": (("fedemb/ledger",), _LEDGER),
+    "gate": (tuple(f"fedemb/release/{it}.py" for it in _GATE), ("components/gate",)),
+    "release": (("fedemb/release",), ("components/release", "components/gate")),
+    "ledger": (("fedemb/ledger",), (*_LEDGER, "components/gate/test_gate_approvals.py")),
     "keys": (
         ("fedemb/keys",),
         (
@@ -68,19 +70,12 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "components/embedding/test_embedding_covariance_projection.py",
         ),
     ),
-    "engine": (
-        ("fedemb/training",),
-        (
-            *(f"components/embedding/test_embedding_{name}.py" for name in _ROUNDS),
-            *("components/privacy/test_attack_rates.py", "statistical/test_independence.py"),
-            "components/training/test_training_audit.py",
-        ),
-    ),
     "training": (
         ("fedemb/training", "fedemb/steps/train_model.py"),
         (
-            "components/train_model/test_train_run.py",
-            "components/training",
+            *(f"components/embedding/test_embedding_{name}.py" for name in _ROUNDS),
+            *("components/privacy/test_attack_rates.py", "statistical/test_independence.py"),
+            *("components/train_model/test_train_run.py", "components/training"),
             "components/simulation",
         ),
     ),
@@ -91,7 +86,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def files() -> list[str]:
     """The files that are changed, relative to the repository."""
     roots = [REPOSITORY / "components" / place for code, _ in GROUPS.values() for place in code]
-    paths = [it for root in roots for it in (root.rglob("*.py") if root.is_dir() else [root])]
+    paths = {it for root in roots for it in (root.rglob("*.py") if root.is_dir() else [root])}
     names = sorted(str(path.relative_to(REPOSITORY)) for path in paths)
     return [name for name in names if not any(part in name for part in ELSEWHERE)]
 
