@@ -206,8 +206,10 @@ def test_only_the_newest_start_of_an_evaluation_may_continue(kit):
     late = second.record_evaluation("monday", MODEL, evaluator(kit))
     with pytest.raises(Superseded, match="'monday' was started again"):
         first.check_latest_evaluation(early)
+    for other in ("friday", "sunday"):
+        committed(kit, other).record_evaluation(other, MODEL, evaluator(kit))
     second.check_latest_evaluation(late)
-    assert len(kit.reader().state.evaluations) == 2, "both are counted"
+    assert len(kit.reader().state.evaluations) == 4, "each is counted"
 
 
 def test_evaluation_needs_a_committed_model(kit):

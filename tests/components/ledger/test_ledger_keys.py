@@ -525,7 +525,9 @@ def test_key_store_of_another_ledger_rotates_nothing(kit, tmp_path):
 
 
 def test_new_policy_does_not_trust_retired_keys(kit, tmp_path):
-    rotate(kit, ["report"])
+    (record,) = rotate(kit, ["report"])
+    keys = [TrustedKey(**key) for key in record.body["keys"]]
+    assert kit.open().rotate(keys, REASON, kit.owner) == record
     empty = open_ledger(kit.ledger_uri, "monthly", trust=kit.trust)
     with pytest.raises(Refused, match=r"report.*retired.*new ledger root"):
         init_policy(empty, kit_.terms(), kit.keys)
