@@ -21,7 +21,7 @@ import numpy as np
 
 from fedemb.config import EvaluationConfig, RunConfig, SourceConfig
 from fedemb.data.photos import PhotoReader
-from fedemb.data.sources import read_public_images, read_some_public_images
+from fedemb.data.sources import read_public_images
 from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbones import cut
@@ -98,7 +98,7 @@ def photo_features(config: RunConfig, data: str, path: Path) -> tuple[Photos, Ph
     trunk, tip = cut(backbone, "projection")
     if not path.exists():
         assert start.source is not None
-        fit_features(backbone, read_some_public_images(start.source, reader, 5000, 0))
+        fit_features(backbone, read_public_images(start.source, reader, 5000)[0])
         label = "user_id" if data == "cars" else "label"
         columns = {"user_id": None, "label": label}
         tree = {"uri": config.data.source.uri, "columns": columns, "label_scope": "global"}
@@ -106,7 +106,8 @@ def photo_features(config: RunConfig, data: str, path: Path) -> tuple[Photos, Ph
         for part in ("train", "test"):
             where = {"split": (part,)} if data == "cars" else {}
             source = SourceConfig.model_validate({**tree, "where": where})
-            images, classes = read_public_images(source, reader)
+            images, names = read_public_images(source, reader)
+            classes = np.unique(names, return_inverse=True)[1]
             if data != "cars":
                 drawn = np.random.default_rng(0).permutation(np.unique(classes))[::3]
                 mine = np.isin(classes, drawn) == (part == "test")

@@ -135,9 +135,10 @@ def load_part(source: SourceConfig, names: tuple[str, ...], size: int) -> Images
 
 @lru_cache(maxsize=64)
 def _load(source: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = read_public_images(
+    images, classes = read_public_images(
         SourceConfig.model_validate_json(source), PhotoReader(size, channels=1)
     )
+    labels = np.unique(classes, return_inverse=True)[1]
     order = np.argsort(labels, kind="stable")
     return images[order], labels[order]
 

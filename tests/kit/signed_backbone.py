@@ -50,6 +50,7 @@ def sign_start(context: StepContext, **measured: Any) -> None:
         "classes": 0,
         "final_loss": None,
         "constant_images": 0,
+        "head_images": 0,
         "seed": config.training.seed,
         **measured,
     }

@@ -226,7 +226,8 @@ class PretrainingConfig(Section):
     """Kind of pretraining. `none`: no pretraining; `supervised`: public classes;
     `import`: a model file."""
     source: SourceConfig | None = None
-    """Public images. Private images that also occur here are dropped."""
+    """Public images. Private images that also occur here are dropped. If they have all
+    `model.classes`, the head of the classifier starts from a logistic regression on them."""
     constant_images: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Maximum number of public images that the constants of features are computed from; with `kind:
     none`, the number of images drawn for them."""

@@ -260,68 +260,42 @@ def image_files(source: SourceConfig) -> ImageFiles | None:
     return ImageFiles(source.uri, of_users=True) if kind == "image_folder" else None
 
 
-def read_public_images(source: SourceConfig, reader: PhotoReader) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a public set that fits in memory; images that do not decode are skipped.
+def read_public_images(
+    source: SourceConfig, reader: PhotoReader, most: int | None = None, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a public set, or a random part of it; images that do not decode are skipped.
+
+    Only the encoded images of the part are in memory, so the set may be large.
 
     Args:
       source: source of the images; without a label column every user is one class.
       reader: photo reader of the model.
+      most: maximum number of images; None: all.
+      seed: seed of the choice; the same source and seed give the same images.
 
     Returns:
-      images: uint8 [images, image_size, image_size, channels].
-      labels: int64 [images], 0 .. classes - 1 in the order of the class names.
+      images: uint8 `[images, image_size, image_size, channels]`.
+      classes: str `[images]`; empty for an image without a class.
 
     Raises:
       InputError: no files found, a column is missing, a file is damaged, or no image decodes.
       StorageError: the source cannot be read.
     """
-    column = source.columns.label or source.columns.user_id
-    if column is None:
-        raise InputError(
-            f"nothing tells the classes of {source.uri} apart; name columns.label or "
-            "columns.user_id of the public source"
-        )
-    found = list(_decoded(source, reader, _rows(source, column)))
-    if not found:
-        raise InputError(f"no image of {source.uri} decodes; check the public source")
-    labels = np.unique([name for _, name in found], return_inverse=True)[1]
-    return np.stack([pixels for pixels, _ in found]), labels.astype(np.int64)
-
-
-def read_some_public_images(
-    source: SourceConfig, reader: PhotoReader, most: int, seed: int
-) -> np.ndarray:
-    """Reads a random part of a public set; images that do not decode are skipped.
-
-    Only the encoded images of the part are in memory, so the set may be large.
-
-    Args:
-      source: source of the images.
-      reader: photo reader of the model.
-      most: maximum number of images.
-      seed: seed of the choice; the same source and seed give the same images.
-
-    Returns:
-      uint8 `[images, image_size, image_size, channels]`.
-
-    Raises:
-      InputError: as `read_public_images`.
-      StorageError: the source cannot be read.
-    """
     random = np.random.default_rng(seed)
     kept: list[tuple[Cell, Cell]] = []
     for number, row in enumerate(_rows(source, source.columns.label or source.columns.user_id)):
-        if number < most:
+        if most is None or number < most:
             kept.append(row)
         elif (place := int(random.integers(number + 1))) < most:
             kept[place] = row
     images = np.empty((len(kept), reader.image_size, reader.image_size, reader.channels), np.uint8)
-    count = 0
-    for count, found in enumerate(_decoded(source, reader, iter(kept), any_class=True), 1):
-        images[count - 1] = found[0]
-    if not count:
+    classes: list[str] = []
+    for pixels, name in _decoded(source, reader, iter(kept)):
+        images[len(classes)] = pixels
+        classes.append(name)
+    if not classes:
         raise InputError(f"no image of {source.uri} decodes; check the public source")
-    return images[:count]
+    return images[: len(classes)], np.array(classes)
 
 
 def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Cell, Cell]]:
@@ -333,25 +307,20 @@ def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Cell, Cell
         parts = [replace(parts[0], folders=tuple(folders))]
     for part in parts:
         for batch in read_part(source, part, columns):
-            yield from zip(
-                batch.images, batch.columns[column] if column else batch.images, strict=True
-            )
+            nothing = itertools.repeat(None, len(batch.images))
+            yield from zip(batch.images, batch.columns[column] if column else nothing, strict=True)
 
 
 def _decoded(
-    source: SourceConfig,
-    reader: PhotoReader,
-    rows: Iterator[tuple[Cell, Cell]],
-    any_class: bool = False,
+    source: SourceConfig, reader: PhotoReader, rows: Iterator[tuple[Cell, Cell]]
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields pixels and class names of the images that decode."""
+    """Yields pixels and class names, empty if there are none, of the images that decode."""
     files = image_files(source)
 
     def decode(row: tuple[Cell, Cell]) -> tuple[np.ndarray, str] | None:
         try:
-            name = "any" if any_class else name_text(row[1])
             data = files.read(row[0]) if files else row[0]
-            return (reader.read(data), name) if name else None
+            return reader.read(data), name_text(row[1]) or ""
         except BadImageError:
             return None
 

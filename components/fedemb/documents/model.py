@@ -44,6 +44,8 @@ class Pretrained(Document):
     seed: int
     constant_images: Count
     """Public or drawn images that the constants of features were computed from."""
+    head_images: Count
+    """Public images that the head was trained on; 0: it starts untrained."""
 
 
 class ModelCard(Document):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal
 
@@ -37,17 +38,16 @@ def baselines_of(config: RunConfig) -> tuple[str, ...]:
     - the public backbone that private training changes;
     - the frozen features under a projection, which starts as a random map of them;
     - the output of an imported network, if the configuration changes its features;
-    - an untrained network, if the backbone is pretrained in this run (an imported one has the
-      layers of its file, whatever the backbone name);
-    - the raw pixels;
-    - the most frequent class, for a classifier.
+    - of an embedding, an untrained network, if the backbone is pretrained in this run (an imported
+      one has the layers of its file, whatever the backbone name), and the raw pixels;
+    - of a classifier, the most frequent class.
     """
     embeds = config.task == "embedding"
     imported = config.pretraining.kind == "import"
     others = {
         "frozen_features": embeds and config.model.trainable == "projection",
         "network_output": embeds and imported and config.model.changes_features,
-        "untrained": config.pretraining.kind not in ("none", "import"),
+        "untrained": embeds and config.pretraining.kind == "supervised",
         "raw_pixels": embeds,
         "most_frequent": not embeds,
     }
@@ -197,7 +197,8 @@ class ClassifierReport(Document, WithBaselines):
     """The model; None: no users were held out, and nothing was measured."""
     public_backbone: ComparedClassifier | None
     """Public backbone from which private training started."""
-    untrained: ComparedClassifier | None
+    head_images: Count
+    """Public images that its head was trained on; 0: an untrained head."""
     most_frequent: ComparedClassifier | None
     """Baseline that predicts, for each image, the shares of the classes among these images."""
     centralized: ComparedClassifier | None
@@ -212,7 +213,7 @@ class ClassifierReport(Document, WithBaselines):
     """Figures by group; None: no column names groups."""
 
     headline_label: ClassVar[str] = "top-1"
-    baselines: ClassVar = ("public_backbone", "untrained", "most_frequent")
+    baselines: ClassVar = ("public_backbone", "most_frequent")
 
     @property
     def measured(self) -> bool:
@@ -236,13 +237,12 @@ class ClassifierReport(Document, WithBaselines):
 
     @property
     def best_log_loss(self) -> float | None:
-        """Returns the lowest log loss of the untrained and the public model; None: not measured.
+        """Returns the lower log loss of public backbone and chance; None: not measured.
 
         `most_frequent` is left out, because its shares come from the evaluated images.
         """
-        names = ("public_backbone", "untrained")
-        found = [loss.value for name in names if (loss := self.log_loss(name))]
-        return min(found, default=None)
+        public = self.log_loss("public_backbone")
+        return public and min(public.value, math.log(self.classes))
 
     def difference(self, name: str) -> Interval | None:
         """Returns the paired difference in the headline figure: this model minus another."""

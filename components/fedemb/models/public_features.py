@@ -15,12 +15,15 @@ from jaxtyping import UInt8
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.models.backbone_files import read_card
+from fedemb.models.backbones import HEAD, without_head
 from fedemb.models.inference import outputs
 from fedemb.models.keras_backend import Layer, Model, Node
 from fedemb.models.layers import constants, mirror_layer, whitened_layer
 
 _FITTED = "public_constants"
 """Name of the layer whose constants `fit_features` computes."""
+_RIDGE = 0.03
+"""Penalty on the squared weights of a public head, for features of mean square 1."""
 _KEPT = "public_features"
 """Name of the last layer of a model that keeps the public features."""
 
@@ -156,6 +159,33 @@ def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size ch
         )
     _fit(backbone, layer, images)
     return len(images)
+
+
+def fit_head(classifier: Model, images: np.ndarray, classes: np.ndarray) -> None:
+    """Trains the head on public images: logistic regression on the features, which stay.
+
+    Args:
+      classifier: its last layer is the head, whose weights are replaced.
+      images: uint8 `[images, size, size, channels]`.
+      classes: int64 `[images]`, outputs of the classifier.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import log_softmax
+
+    features = outputs(without_head(classifier), images).astype(np.float64)
+    scale = np.sqrt(np.mean(features**2)) or 1.0
+    rows = np.column_stack([features / scale, np.ones(len(features))])
+    shape = (rows.shape[1], classifier.output_shape[-1])
+    wanted = classes[:, None] == np.arange(shape[1])
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = log_softmax(rows @ flat.reshape(shape), axis=1)
+        slope = rows.T @ (np.exp(logs) - wanted) / len(rows)
+        value = _RIDGE / 2 * flat @ flat - logs[wanted].sum() / len(rows)
+        return value, slope.ravel() + _RIDGE * flat
+
+    found = minimize(loss, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B").x.reshape(shape)
+    classifier.get_layer(HEAD).set_weights([found[:-1] / scale, found[-1]])
 
 
 def needs_public_images(backbone: Model) -> bool:

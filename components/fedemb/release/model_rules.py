@@ -219,8 +219,8 @@ def no_gain_over_public(case: Case) -> Iterator[str]:
 def log_loss_above_baseline(case: Case) -> Iterator[str]:
     """Log loss not significantly above that of the best baseline.
 
-    An untrained head gives every class the same probability. A classifier above its log loss is
-    certain where it is wrong.
+    Chance gives every class the same probability. A classifier above its log loss is certain where
+    it is wrong.
     """
     utility = case.utility
     assert isinstance(utility, ClassifierReport)

@@ -325,6 +325,6 @@ def _classifier(report: ClassifierReport) -> dict[str, object]:
 
 
 def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
-    """Returns the models with a column in a table of parts: all except `untrained`."""
-    found = [other.model for part in parts.shown[:1] for other in part.compared]
-    return {name: model_name(name, report) for name in found if name != "untrained"}
+    """Returns the models with a column in a table of parts."""
+    found = (other.model for part in parts.shown[:1] for other in part.compared)
+    return {name: model_name(name, report) for name in found}

@@ -26,7 +26,8 @@ _NAMES = {
 def model_name(name: str, report: AnyUtility) -> str:
     """Returns the display name of a model of a utility report."""
     if name == "public_backbone" and isinstance(report, ClassifierReport):
-        return "untrained head (chance)"
+        head = f"head trained on {report.head_images:,} public photos"
+        return head if report.head_images else "untrained head (chance)"
     if name == "public_backbone" and report.public_kind == "none":
         return "untrained initial weights"
     return _NAMES[name]

@@ -131,7 +131,7 @@ def run(context: StepContext) -> Written[AnyUtility]:
     config, artifacts = context.config, context.artifacts
     card = read_model(context)
     read_users(context)
-    read_public_backbone(context)
+    start = read_public_backbone(context)
     load_keras()
     models = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
@@ -153,6 +153,8 @@ def run(context: StepContext) -> Written[AnyUtility]:
             "simulation": config.purpose == "simulation",
             "public_kind": config.pretraining.kind,
         }
+        if config.task == "classification":
+            fields["head_images"] = start.head_images
         report = _measured(config, UserStore(folder), models, previous, fields)
     context.ledger.check_latest_evaluation(evaluation)
     write_bytes(artifacts.utility_page, utility_page(report).encode())

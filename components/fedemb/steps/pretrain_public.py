@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from kfp import dsl
 
-from fedemb.config import BackboneConfig, ModelConfig, PretrainingConfig
+from fedemb.config import BackboneConfig, ModelConfig
 from fedemb.data.builtin import drawn_images
 from fedemb.documents.artifacts import Public
 from fedemb.documents.model import Pretrained
@@ -33,6 +33,7 @@ from fedemb.models.keras_backend import Model, load_keras
 from fedemb.models.public_features import (
     fit_constants,
     fit_features,
+    fit_head,
     needs_public_images,
     with_public_features,
 )
@@ -75,10 +76,11 @@ def run(start: BackboneConfig, output_dir: Path, keys: KeyStore) -> JsonObject:
     """
     load_keras()
     model, pretraining, seed = start.model, start.pretraining, start.seed
-    images = classes = constant_images = 0
+    images = classes = constant_images = head_images = 0
     loss: float | None = None
+    public = _public_images(start)
     if pretraining.kind == "import":
-        backbone, constant_images = _imported(start)
+        backbone, constant_images = _imported(start, public[0])
     else:
         backbone = build_backbone(model, seed)
     trainable_variables(backbone, model.trainable)  # raises before any charge
@@ -89,7 +91,9 @@ def run(start: BackboneConfig, output_dir: Path, keys: KeyStore) -> JsonObject:
         drawn = drawn_images(constant_images, model.image_size, model.channels, seed)
         fit_constants(without_head(backbone) if model.classes else backbone, drawn)
     if pretraining.kind == "supervised":
-        images, classes, loss = _train(backbone, model, pretraining, seed)
+        images, classes, loss = _train(backbone, start, *public)
+    if model.classes:
+        head_images = _fit_head(backbone, model, *public)
     backbone = with_public_features(backbone, model.keep_public_features)
     require_finite(backbone)
     fields = {
@@ -101,17 +105,43 @@ def run(start: BackboneConfig, output_dir: Path, keys: KeyStore) -> JsonObject:
         "final_loss": loss,
         "seed": seed,
         "constant_images": constant_images,
+        "head_images": head_images,
     }
     card = Pretrained.of_fields(fields)
     signer = Signer.newest(keys, "pretrain")
     return write_signed(output_dir / "pretrained.json", card, signer).json
 
 
-def _imported(start: BackboneConfig) -> tuple[Model, int]:
-    """Returns the imported backbone, and the number of public images of its constants."""
+def _public_images(start: BackboneConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the public images and their classes; an imported backbone needs only some."""
     from fedemb.data.photos import PhotoReader
-    from fedemb.data.sources import read_some_public_images
+    from fedemb.data.sources import read_public_images
 
+    model, pretraining = start.model, start.pretraining
+    if pretraining.source is None or pretraining.kind == "none":
+        return np.zeros(
+            (0, model.image_size, model.image_size, model.channels), np.uint8
+        ), np.array([""])[:0]
+    most = pretraining.constant_images if pretraining.kind == "import" else None
+    return read_public_images(pretraining.source, PhotoReader(*model.photo), most, start.seed)
+
+
+def _fit_head(
+    classifier: Model, model: ModelConfig, images: np.ndarray, classes: np.ndarray
+) -> int:
+    """Trains the head on public images if they have every class; returns their number."""
+    missing = sorted({*model.classes} - {*classes.tolist()})
+    if missing:
+        _LOG.info("the head starts untrained: no public image has the class %s", missing[0])
+        return 0
+    use = np.isin(classes, model.classes)
+    numbers = {name: number for number, name in enumerate(model.classes)}
+    fit_head(classifier, images[use], np.array([numbers[name] for name in classes[use]]))
+    return int(use.sum())
+
+
+def _imported(start: BackboneConfig, public: np.ndarray) -> tuple[Model, int]:
+    """Returns the imported backbone, and the number of public images of its constants."""
     model, pretraining, path = start.model, start.pretraining, start.pretraining.import_path or ""
     backbone = import_backbone(Path(path), model, pixels=pretraining.import_pixels, seed=start.seed)
     constant_images = 0
@@ -122,38 +152,33 @@ def _imported(start: BackboneConfig) -> tuple[Model, int]:
                 "from public images, and pretraining.source is missing. Name public images, or set "
                 "all three to 0 or false"
             )
-        public = read_some_public_images(
-            pretraining.source, PhotoReader(*model.photo), pretraining.constant_images, start.seed
-        )
         constant_images = fit_features(backbone, public)
     return with_head(backbone, model) if model.classes else backbone, constant_images
 
 
 def _train(
-    backbone: Model, model: ModelConfig, pretraining: PretrainingConfig, seed: int
+    backbone: Model, start: BackboneConfig, images: np.ndarray, names: np.ndarray
 ) -> tuple[int, int, float]:
-    """Trains on the public source; returns its images, classes and the last epoch's loss."""
-    from fedemb.data.photos import PhotoReader
-    from fedemb.data.sources import read_public_images
-
-    if pretraining.source is None:
-        raise InputError("pretraining.source is missing; name the public images")
-    images, labels = read_public_images(pretraining.source, PhotoReader(*model.photo))
-    classes = len(np.unique(labels))
-    if classes < 2:
+    """Trains on the public images with a class; returns their number, classes, last loss."""
+    pretraining = start.pretraining
+    images, (names, labels) = (
+        images[names != ""],
+        np.unique(names[names != ""], return_inverse=True),
+    )
+    if len(names) < 2:
         raise InputError(
-            f"the public source holds {len(images)} images of {classes} classes, wanted at least 2 "
-            "classes; name a larger one, or pretraining.kind: none"
+            f"the public source holds {len(images)} images of {len(names)} classes, wanted at "
+            "least 2 classes; name columns.label or a larger one, or pretraining.kind: none"
         )
     _LOG.info("pretraining on %d public images", len(images))
-    if model.classes:  # public classes differ, so the head is added later
+    if start.model.classes:  # public classes differ, so the head is added later
         backbone = without_head(backbone)
     loss = 0.0
     if backbone.trainable_variables:
-        loss = pretrain(backbone, images, labels, pretraining, seed=seed)
+        loss = pretrain(backbone, images, labels, pretraining, seed=start.seed)
     fit_constants(backbone, images[: pretraining.constant_images])
     if not np.isfinite(loss):
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
         )
-    return len(images), classes, loss
+    return len(images), len(names), loss

@@ -28,7 +28,7 @@ from fedemb.keys import open_key_store
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import build_backbone, cut, trainable_variables, without_head
 from fedemb.models.imported import check_import, import_backbone, known_pixels, network_output
-from fedemb.models.inference import SharedFeatures, embed
+from fedemb.models.inference import SharedFeatures, classify, embed
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.layers import constants
 from fedemb.models.public_features import (
@@ -142,9 +142,9 @@ def test_step_takes_constants_from_public_images_and_reports_their_number(
 
     def read(source, reader, most, seed):
         seen.append((source.uri, most, seed))
-        return _leaves(most)
+        return _leaves(most), np.full(most, "")
 
-    monkeypatch.setattr(sources, "read_some_public_images", read)
+    monkeypatch.setattr(sources, "read_public_images", read)
     public = SourceConfig(uri="public.parquet")
     start = BackboneConfig(
         model=MODEL,
@@ -174,6 +174,31 @@ def test_step_takes_constants_from_public_images_and_reports_their_number(
     assert backbone.output_shape == (None, 8)
 
 
+@pytest.mark.parametrize(("classes", "used"), [(("light", "dark"), 120), (("light", "blue"), 0)])
+def test_head_starts_from_public_images_with_every_class(
+    classes, used, file, tmp_path, monkeypatch
+):
+    images = _leaves(240)
+    light = images.mean((1, 2, 3)) > np.median(images.mean((1, 2, 3)))
+    names = np.where(light, "light", "dark")
+    names[100:120] = ""
+    monkeypatch.setattr(sources, "read_public_images", lambda *_: (images[:140], names[:140]))
+    shape = {"embedding_dim": 12, "projection": False, "trainable": "head", "classes": classes}
+    public = SourceConfig(uri="public.parquet")
+    start = BackboneConfig(
+        model=MODEL.model_copy(update=shape),
+        pretraining=PretrainingConfig(kind="import", import_path=str(file), source=public),
+        seed=3,
+    )
+    card = pretrain_public.run(start, tmp_path, open_key_store(str(tmp_path / "keys")))
+    assert card["head_images"] == used
+    found = classify(load_backbone(tmp_path / "backbone.keras", start.model), images[140:], 64)
+    if used:
+        assert ((found[:, 0] > 0.5) == light[140:]).mean() > 0.8
+    else:
+        np.testing.assert_array_equal(found, np.full((100, 2), 0.5, np.float32))
+
+
 def test_public_image_sample_is_seeded_and_includes_all_of_a_small_set(tmp_path):
 
     folder = tmp_path / "photos" / "one"
@@ -183,12 +208,12 @@ def test_public_image_sample_is_seeded_and_includes_all_of_a_small_set(tmp_path)
     source = SourceConfig(uri=str(tmp_path / "photos"))
     reader = PhotoReader(*MODEL.photo)
     some, again, other = (
-        sources.read_some_public_images(source, reader, 8, seed) for seed in (0, 0, 1)
+        sources.read_public_images(source, reader, 8, seed)[0] for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(some, again)
     assert some.shape == (8, 16, 16, 3)
     assert (some != other).any()
-    assert len(sources.read_some_public_images(source, reader, 100, 0)) == 20
+    assert len(sources.read_public_images(source, reader, 100)[0]) == 20
 
 
 def _whole(file, weight=1.5):
@@ -275,7 +300,7 @@ def test_only_the_public_step_computes_constants():
     found = {
         str(path.relative_to(COMPONENTS))
         for path in COMPONENTS.rglob("*.py")
-        if re.search(r"fit_features\(|fit_constants\(|read_some_public_images\(", path.read_text())
+        if re.search(r"fit_\w+\(|read_public_images\(", path.read_text())
     }
     assert found == {"steps/pretrain_public.py", "data/sources.py", "models/public_features.py"}
 

@@ -44,10 +44,11 @@ def _report(**changes):
         "model_sha": "1" * 64,
         "simulation": False,
         "public_kind": "none",
+        "head_images": 0,
         "bootstrap_samples": 50,
         "unit": "user",
         "classes": len(CLASSES),
-        **dict.fromkeys(("untrained", "centralized", "previous_release")),
+        **dict.fromkeys(("centralized", "previous_release")),
         **_measured()[0],
         **changes,
     }
@@ -189,7 +190,7 @@ def test_classifier_report_refuses_unknown_or_inconsistent_fields():
     report = _report()
     assert report.measured
     assert report.headline("public_backbone").value == pytest.approx(1 / 7, abs=1e-6)
-    assert report.difference("untrained") is None
+    assert report.difference("centralized") is None
     with pytest.raises(ArtifactError):
         _report(batch=12)
     of_others = {"difference": {"value": 0.1, "low": 0.0, "high": 1.0}}

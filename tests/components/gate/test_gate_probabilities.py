@@ -29,7 +29,7 @@ def report(chance_of_right: float, share_right: float) -> ClassifierReport:
     even = np.full((300, 3), 1 / 3)
     users = np.arange(300, dtype=np.uint64)
     subjects = Subjects(labels=labels, users=users, subgroups=np.full(300, "all"))
-    tables = {"model": own, "public_backbone": even, "untrained": even}
+    tables = {"model": own, "public_backbone": even}
     measured = measure_classifiers(tables, subjects, CLASSES, samples=50, grouped=False)
     nothing = dict.fromkeys(("centralized", "previous_release"))
     fields = {
@@ -38,6 +38,7 @@ def report(chance_of_right: float, share_right: float) -> ClassifierReport:
         "model_sha": "0" * 64,
         "simulation": False,
         "public_kind": "none",
+        "head_images": 0,
         "bootstrap_samples": 50,
         "unit": "user",
         "classes": 3,
@@ -68,7 +69,7 @@ def test_overconfident_classifier_is_denied():
 
 
 def test_missing_baseline_denies():
-    nothing = dict.fromkeys(("public_backbone", "untrained", "most_frequent"))
+    nothing = dict.fromkeys(("public_backbone", "most_frequent"))
     assert reasons(report(0.7, 0.7).model_copy(update=nothing)) == ["log_loss_above_baseline"]
 
 

@@ -84,14 +84,14 @@ def test_where_filters_and_huggingface_images_are_read(
     assert same_users(result, partition([row for row in rows if row["part"] == "a"]))
 
 
-def test_public_images_are_read_with_dense_labels(data_dir: Path) -> None:
+def test_public_images_are_read_with_their_classes(data_dir: Path) -> None:
     source = SourceConfig(
         uri=str(data_dir / "signdigits.parquet"), where={"split": ("test",)}, label_scope="global"
     )
     images, labels = read_public_images(source, PhotoReader(32, 3))
     assert images.shape[1:] == (32, 32, 3)
     assert len(images) == len(labels) > 100
-    assert set(labels.tolist()) == set(range(10))
+    assert len(set(labels.tolist())) == 10
 
 
 # ---- Ids as exports of other tools write them ----
