@@ -12,17 +12,7 @@ from fedemb.data.columns import column_names, guess_source
 from fedemb.data.image_files import is_side_file
 from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
-from fedemb.partition.check import (
-    BAD,
-    LEFT_OUT,
-    Census,
-    decimal_id_warning,
-    examples,
-    inexact_ids,
-    missing_image_hint,
-    spellings,
-    take_census,
-)
+from fedemb.partition.check import BAD, LEFT_OUT, Census, inexact_ids, remarks, take_census
 from fedemb.pipelines.cli.init_options import InitOptions
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
@@ -167,8 +157,7 @@ def survey(options: InitOptions, *, classify: bool, progress: Callable[[int], No
         raise InputError(
             f"No photo in {source.uri} is usable ({why}). Repair the photos, or pass the names of "
             "the columns by --column.",
-            *examples(census),
-            *missing_image_hint(census.missing, source),
+            *remarks(census, source),
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
     labelled, folders = _source_of_classes(source) if classify else (source, [])
@@ -250,7 +239,7 @@ def describe(photos: Photos) -> None:
                 "each folder is one user. For folders of classes pass --task classification "
                 "--classes a,b,c. For folders of splits pass a table of photos and owners."
             )
-    for line in (*decimal_id_warning(census), *examples(census), *spellings(census)):
+    for line in remarks(census, photos.source):
         say(f"  {line}")
     for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:

@@ -7,6 +7,8 @@ train, so they travel in the file of the backbone and in the release, under its 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from fedemb.models.backbones import HEAD, without_head
 from fedemb.models.inference import outputs
 from fedemb.models.keras_backend import Layer, Model, Node
 from fedemb.models.layers import constants, mirror_layer, whitened_layer
+
+_LOG = logging.getLogger(__name__)
 
 _FITTED = "public_constants"
 """Name of the layer whose constants `fit_features` computes."""
@@ -161,22 +165,32 @@ def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size ch
     return len(images)
 
 
-def fit_head(classifier: Model, images: np.ndarray, classes: np.ndarray) -> None:
-    """Trains the head on public images: logistic regression on the features, which stay.
+def fit_head(
+    classifier: Model, classes: Sequence[str], images: np.ndarray, names: np.ndarray
+) -> int:
+    """Trains the head on public images of every class: logistic regression on the features.
 
     Args:
       classifier: its last layer is the head, whose weights are replaced.
+      classes: names of its outputs.
       images: uint8 `[images, size, size, channels]`.
-      classes: int64 `[images]`, outputs of the classifier.
+      names: str `[images]`, their classes; images of others are left out.
+
+    Returns:
+      The number of images used; 0 if a class has none.
     """
     from scipy.optimize import minimize
     from scipy.special import log_softmax
 
+    wanted = names[:, None] == np.array(classes)
+    if not wanted.any(0).all():
+        _LOG.info("the head starts untrained: public images lack some of the classes")
+        return 0
+    images, wanted = images[wanted.any(1)], wanted[wanted.any(1)]
     features = outputs(without_head(classifier), images).astype(np.float64)
     scale = np.sqrt(np.mean(features**2)) or 1.0
     rows = np.column_stack([features / scale, np.ones(len(features))])
-    shape = (rows.shape[1], classifier.output_shape[-1])
-    wanted = classes[:, None] == np.arange(shape[1])
+    shape = (rows.shape[1], len(classes))
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         logs = log_softmax(rows @ flat.reshape(shape), axis=1)
@@ -186,6 +200,7 @@ def fit_head(classifier: Model, images: np.ndarray, classes: np.ndarray) -> None
 
     found = minimize(loss, np.zeros(np.prod(shape)), jac=True, method="L-BFGS-B").x.reshape(shape)
     classifier.get_layer(HEAD).set_weights([found[:-1] / scale, found[-1]])
+    return len(rows)
 
 
 def needs_public_images(backbone: Model) -> bool:

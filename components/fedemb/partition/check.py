@@ -271,14 +271,7 @@ def check(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -
     fraction = sum(count for _, count in bad) / max(rows, 1)
     return Check(
         problems=tuple(_problems(config, census, fraction)),
-        warnings=(
-            *decimal_id_warning(census),
-            *examples(census),
-            *missing_image_hint(census.missing, config.data.source),
-            *spellings(census),
-            *misplaced(census),
-            *_warnings(config, census.sizes),
-        ),
+        warnings=(*remarks(census, config.data.source), *_warnings(config, census.sizes)),
         rows=rows,
         bad_fraction=fraction,
         bad=bad,
@@ -402,43 +395,40 @@ def missing_image_hint(missing: str, source: SourceConfig) -> list[str]:
     ]
 
 
-def examples(census: Census) -> list[str]:
-    """Returns sentences that show what was read of the first bad record of each reason."""
-    found = [
-        f"{re.split('[,;]', BAD[reason])[0]}, for example: {read}"
-        for reason, read in census.examples.items()
-        if read
+_REMARKS = {
+    "user_id_as_decimal": ("record", "with a user id written as a decimal (1.0); it counts as 1."),
+    "lines_in_quotes": (
+        "line",
+        "of the table inside quotes, as a part of the value above. Close each quote, or the rows "
+        "below it are lost.",
+    ),
+    "photos_of_several": (
+        "photo",
+        "of several users: each owner keeps a copy, and the guarantee protects one owner at a "
+        "time. Remove the copies if a photo has one owner.",
+    ),
+    "loose_files": (
+        "file",
+        "beside the folders of users, and so of no user: left out. Move each into the folder of "
+        "its owner.",
+    ),
+}
+"""Count of a census -> noun and rest of a sentence about it."""
+
+
+def remarks(census: Census, source: SourceConfig) -> list[str]:
+    """Returns sentences about what was read, with the first bad record of each reason."""
+    read = [(reason, found) for reason, found in census.examples.items() if found]
+    return [
+        *(f"{re.split('[,;]', BAD[reason])[0]}, for example: {found}" for reason, found in read),
+        *missing_image_hint(census.missing, source),
+        *spellings(census),
+        *(
+            f"{count_of(census.counts[name], noun)} {text}"
+            for name, (noun, text) in _REMARKS.items()
+            if census.counts[name]
+        ),
     ]
-    if lines := census.counts["lines_in_quotes"]:
-        found.append(
-            f"{count_of(lines, 'line')} of the table inside quotes, as a part of the value above. "
-            "Close each quote, or the rows below it are lost."
-        )
-    return found
-
-
-def misplaced(census: Census) -> list[str]:
-    """Returns sentences about photos of several users and photos without users."""
-    found: list[str] = []
-    if several := census.counts["photos_of_several"]:
-        found.append(
-            f"{count_of(several, 'photo')} of several users: each owner keeps a copy, and the "
-            "guarantee protects one owner at a time. Remove the copies if a photo has one owner."
-        )
-    if loose := census.counts["loose_files"]:
-        found.append(
-            f"{count_of(loose, 'file')} beside the folders of users, and so of no user: left out. "
-            "Move each into the folder of its owner."
-        )
-    return found
-
-
-def decimal_id_warning(census: Census) -> list[str]:
-    """Warning about ids that are whole numbers written as decimals; empty: no such id."""
-    count = census.counts["user_id_as_decimal"]
-    if not count:
-        return []
-    return [f"{count:,} records have a user id written as a decimal (1.0); it counts as 1."]
 
 
 def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from kfp import dsl
 
-from fedemb.config import BackboneConfig, ModelConfig
+from fedemb.config import BackboneConfig
 from fedemb.data.builtin import drawn_images
 from fedemb.documents.artifacts import Public
 from fedemb.documents.model import Pretrained
@@ -93,7 +93,7 @@ def run(start: BackboneConfig, output_dir: Path, keys: KeyStore) -> JsonObject:
     if pretraining.kind == "supervised":
         images, classes, loss = _train(backbone, start, *public)
     if model.classes:
-        head_images = _fit_head(backbone, model, *public)
+        head_images = fit_head(backbone, model.classes, *public)
     backbone = with_public_features(backbone, model.keep_public_features)
     require_finite(backbone)
     fields = {
@@ -119,25 +119,9 @@ def _public_images(start: BackboneConfig) -> tuple[np.ndarray, np.ndarray]:
 
     model, pretraining = start.model, start.pretraining
     if pretraining.source is None or pretraining.kind == "none":
-        return np.zeros(
-            (0, model.image_size, model.image_size, model.channels), np.uint8
-        ), np.array([""])[:0]
+        return np.zeros(0, np.uint8), np.zeros(0, str)
     most = pretraining.constant_images if pretraining.kind == "import" else None
     return read_public_images(pretraining.source, PhotoReader(*model.photo), most, start.seed)
-
-
-def _fit_head(
-    classifier: Model, model: ModelConfig, images: np.ndarray, classes: np.ndarray
-) -> int:
-    """Trains the head on public images if they have every class; returns their number."""
-    missing = sorted({*model.classes} - {*classes.tolist()})
-    if missing:
-        _LOG.info("the head starts untrained: no public image has the class %s", missing[0])
-        return 0
-    use = np.isin(classes, model.classes)
-    numbers = {name: number for number, name in enumerate(model.classes)}
-    fit_head(classifier, images[use], np.array([numbers[name] for name in classes[use]]))
-    return int(use.sum())
 
 
 def _imported(start: BackboneConfig, public: np.ndarray) -> tuple[Model, int]:
