@@ -402,11 +402,6 @@ _REMARKS = {
         "of the table inside quotes, as a part of the value above. Close each quote, or the rows "
         "below it are lost.",
     ),
-    "photos_of_several": (
-        "photo",
-        "of several users: each owner keeps a copy, and the guarantee protects one owner at a "
-        "time. Remove the copies if a photo has one owner.",
-    ),
     "loose_files": (
         "file",
         "beside the folders of users, and so of no user: left out. Move each into the folder of "
@@ -431,20 +426,27 @@ def remarks(census: Census, source: SourceConfig) -> list[str]:
     ]
 
 
-def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:
-    """Warns if the largest number of images per user exceeds that of every user: padding or cost.
+def _warnings(config: RunConfig, census: Census) -> list[str]:
+    """Warns of photos of several users, and of a larger number of images than of every user.
 
     The warning suggests no number: it would be public, and one user's data would choose it.
     """
+    sizes = census.sizes
     if not len(sizes) or config.policy.unit == "image":
         return []
+    found: list[str] = []
+    if several := census.counts["photos_of_several"]:
+        found.append(
+            f"{count_of(several, 'photo')} of several users: each owner keeps a copy, and the "
+            "guarantee protects one owner at a time. Remove the copies if a photo has one owner."
+        )
     largest, asked = int(sizes.max()), dict[str, int]()
     if config.task == "classification":
         unit_gradient = config.training.unit_gradient
         asked["training.unit_gradient.images_per_unit"] = unit_gradient.images_per_unit
     if config.mechanism.samples_images:
         asked["partition.max_images_per_user"] = config.partition.max_images_per_user
-    return [
+    return found + [
         f"No training user has more than {count_of(largest, 'image')}; {name} is {most}."
         for name, most in asked.items()
         if most > largest
