@@ -271,7 +271,7 @@ def check(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -
     fraction = sum(count for _, count in bad) / max(rows, 1)
     return Check(
         problems=tuple(_problems(config, census, fraction)),
-        warnings=(*remarks(census, config.data.source), *_warnings(config, census.sizes)),
+        warnings=(*remarks(census, config.data.source), *_warnings(config, census)),
         rows=rows,
         bad_fraction=fraction,
         bad=bad,
