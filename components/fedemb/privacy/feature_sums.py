@@ -286,29 +286,30 @@ def whole_vectors(
 
 
 def solve_moments(
-    mean: npt.NDArray[np.floating], *, classes: int, ridge: float
-) -> tuple[Doubles, Doubles]:
+    mean: npt.NDArray[np.floating], start: npt.NDArray[np.floating], *, ridge: float
+) -> Doubles:
     """Computes the head from a noised mean record; this is post-processing.
 
     Noise may make eigenvalues of the second moments negative; they are set to at least zero.
 
     Args:
       mean: noised mean record in units of the clip, `[moment_size(features, classes)]`.
-      classes: public number of classes.
+      start: `[features + 1, classes]`, public kernel and bias that the head is shrunk to.
       ridge: value added to each eigenvalue, in the same units.
 
     Returns:
-      Kernel `[features, classes]` on features, and bias `[classes]`.
+      Kernel and bias on features, of the shape of `start`.
     """
-    rows = round((math.sqrt(classes**2 + 4 * len(mean)) - classes) / 2)
+    rows, classes = start.shape
+    units = np.full((rows, 1), math.hypot(1.0, CONSTANT))  # of the clipped vectors
+    units[-1] /= CONSTANT
     exact = mean.astype(np.float64)
     second = exact[: rows * rows].reshape(rows, rows)
     # Both triangles have independent noise; their mean has half its variance.
     values, vectors = np.linalg.eigh((second + second.T) / 2)
     against = exact[rows * rows :].reshape(rows, classes)
-    head = vectors @ ((vectors.T @ against) / (np.maximum(values, 0.0) + ridge)[:, None])
-    head = head / math.hypot(1.0, CONSTANT)
-    return head[:-1], head[-1] * CONSTANT
+    wanted = vectors.T @ (against + ridge * units * start)
+    return vectors @ (wanted / (np.maximum(values, 0.0) + ridge)[:, None]) / units
 
 
 # Exact sums of clipped feature covariances, the private statistics of a whitening projection.

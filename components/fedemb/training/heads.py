@@ -223,16 +223,15 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     @override
     def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
-        """Solves the noised mean moments for the head."""
+        """Solves the noised mean moments for the head, shrunk to the public head."""
         plan = self.mechanism.plan
         noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
-        kernel, bias = solve_moments(
+        head = SHARPNESS * solve_moments(
             mean / plan.l2_norm_clip,
-            classes=self._classes,
+            state.weights.reshape(self._rows, self._classes) / SHARPNESS,
             ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
         )
-        head = SHARPNESS * np.concatenate([kernel.ravel(), bias])
-        return solved_state(server, head.astype(np.float32))
+        return solved_state(server, head.astype(np.float32).ravel())
 
 
 # Projection solved from one noised sum of feature covariances, on a frozen backbone.

@@ -126,7 +126,7 @@ def test_whole_and_decimal_ids_of_two_csv_files_are_one_user(
     assert sizes(result) == {user_key(str(user)): 2 for user in range(1, 7)}
     found = check(make_config(uri, data__source__format="csv"))
     assert [
-        text for text in found.warnings if "6 records have a user id written as a decimal" in text
+        text for text in found.warnings if "6 records with a user id written as a decimal" in text
     ]
 
 

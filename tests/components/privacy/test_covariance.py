@@ -267,19 +267,21 @@ def test_moment_sum_is_exact_and_independent_of_order():
 # ---- what is solved -----------------------------------------------------------------------------
 
 
-def test_least_squares_without_noise_equals_the_ridge_solution():
+@pytest.mark.parametrize("length", [0.0, 2.0])
+def test_least_squares_without_noise_equals_the_ridge_solution(length):
     random = np.random.default_rng(3)
+    start = length * random.normal(size=(6, 2))
     features = random.normal(size=(300, 1, 5))
     features /= 1.01 * np.linalg.norm(features, axis=-1, keepdims=True)
     labels = (features[..., 0] > 0).astype(int)
     total = sums.moment_sum(features, labels, classes=2, grid_bits=GRID)
     mean = total / 2.0**GRID / 300
-    kernel, bias = sums.solve_moments(mean, classes=2, ridge=1e-3)
+    found = sums.solve_moments(mean, start, ridge=1e-3)
     vectors = np.concatenate([features[:, 0], np.full((300, 1), 0.3)], 1) / np.sqrt(1.09)
-    scale = np.sqrt(2.0)
+    scale, units = np.sqrt(2.0), np.sqrt(1.09) / np.array([[1.0]] * 5 + [[0.3]])
     against = np.eye(2)[labels[:, 0]]
     wanted = np.linalg.solve(
-        vectors.T @ vectors / (300 * scale) + 1e-3 * np.eye(6), vectors.T @ against / (300 * scale)
-    ) / np.sqrt(1.09)
-    np.testing.assert_allclose(kernel, wanted[:-1], atol=1e-4)
-    np.testing.assert_allclose(bias, wanted[-1] * 0.3, atol=1e-4)
+        vectors.T @ vectors / (300 * scale) + 1e-3 * np.eye(6),
+        vectors.T @ against / (300 * scale) + 1e-3 * units * start,
+    )
+    np.testing.assert_allclose(found, wanted / units, atol=1e-4)
