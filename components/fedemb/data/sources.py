@@ -314,7 +314,7 @@ def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Cell, Cell
 def _decoded(
     source: SourceConfig, reader: PhotoReader, rows: Iterator[tuple[Cell, Cell]]
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields pixels and class names, empty if there are none, of the images that decode."""
+    """Yields pixels and class names of the images that decode; empty: no class."""
     files = image_files(source)
 
     def decode(row: tuple[Cell, Cell]) -> tuple[np.ndarray, str] | None:
