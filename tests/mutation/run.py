@@ -237,7 +237,8 @@ def main() -> None:
     parser.add_argument("--files", action="store_true", help="Print the files that are changed.")
     parser.add_argument("--minutes", type=float, default=60.0, help="Time limit, 60 by default.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="File that is added to.")
-    parser.add_argument("--again", action="store_true", help="Try survivors with every test.")
+    parser.add_argument("--spent", type=float, default=SPENT, help="Processor seconds of a mutant.")
+    parser.add_argument("--again", action="store_true", help="Try survivors once more.")
     asked = parser.parse_args()
     if asked.files:
         sys.stdout.write("\n".join(files()) + "\n")
@@ -262,7 +263,7 @@ def _try_all(asked: argparse.Namespace) -> None:
         if time.monotonic() > until:
             break
         mutant = waiting[key]
-        what, by = _try(mutant, float("inf") if asked.again else SPENT, sound)
+        what, by = _try(mutant, asked.spent, sound)
         line = {"key": key, "status": what}
         change = f"{mutant['old']} -> {mutant['new']}"
         line |= {"by": by} if by else {"line": mutant["line"], "change": change}
