@@ -463,6 +463,15 @@ def test_terms_are_fixed_for_the_policy(kit):
     assert kit.open().create_policy(kit_.terms(), kit.owner).sequence == 0
 
 
+@pytest.mark.planted_bug(16)
+def test_second_policy_record_is_refused_by_readers(kit):
+    """The policy owner signed it, with a higher cap."""
+    body, place = {"terms": kit_.terms(epsilon_cap=9.0).to_json()}, {"run_id": "", "attempt": 0}
+    kit_.forge(kit.ledger_uri, kit.owner, "policy", body, **place)
+    with pytest.raises(LedgerError, match="no other record may be one"):
+        kit.reader().verify()
+
+
 # ---- what the world does to a store -----------------------------------------------------------
 
 
