@@ -14,6 +14,7 @@ from dp_accounting import NeighboringRelation, pld
 from dp_accounting import dp_event as dpe
 from dp_accounting.rdp import compute_epsilon
 
+from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.errors import (
     BudgetExceeded,
     LedgerError,
@@ -232,9 +233,8 @@ def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(
         kit.reader().verify()
 
 
-@pytest.mark.parametrize(("rounds", "logged"), [(21, 21), (200, 200), (5, 4), (5, 6)])
-def test_signed_commit_of_rounds_not_reserved_or_logged_is_refused(kit, bound, rounds, logged):
-    ledger, reservation = bound
+def _append_commit(kit, ledger, reservation, rounds, logged):
+    """With the keys of trainer and ledger, past the checks of the writer."""
     named = {"run_id": "monday", "attempt": 1, "rounds_started": logged}
     log = {
         "schema": ROUND_LOG_SCHEMA,
@@ -248,7 +248,58 @@ def test_signed_commit_of_rounds_not_reserved_or_logged_is_refused(kit, bound, r
         "round_log": sign_document(log, kit.trainer),
     }
     ledger._append("commit", lambda: body, reservation=reservation)
+
+
+@pytest.mark.parametrize(("rounds", "logged"), [(21, 21), (200, 200), (5, 4), (5, 6)])
+def test_signed_commit_of_rounds_not_reserved_or_logged_is_refused(kit, bound, rounds, logged):
+    _append_commit(kit, *bound, rounds, logged)
     rule = "more rounds than were reserved" if rounds > 20 else "not that of this attempt"
+    with pytest.raises(LedgerError, match=rule):
+        kit.reader().verify()
+
+
+@pytest.mark.planted_bug(16)
+@pytest.mark.parametrize("after", ["reserve", "commit"])
+def test_signed_commit_of_an_unbound_or_committed_attempt_is_refused(kit, reserved, after):
+    """A second commit of fewer rounds would lower the charge."""
+    if after == "commit":
+        kit_.bind(*reserved)
+        kit_.commit(kit, *reserved, 20)
+    _append_commit(kit, *reserved, 1, 1)
+    with pytest.raises(LedgerError, match="committed once, after it was bound"):
+        kit.reader().verify()
+
+
+NO_RUN = {"run_id": "", "attempt": 0}
+CHARGED = {**kit_.content(), "blocks": ["all/0"]}
+VOID = {"reservation": 1, "reason": "a faulty writer"}
+DECLARED = {
+    **{"name": "survey", "blocks": ["all/0"], "relation": "ADD_OR_REMOVE_ONE", "epsilon": None},
+    **{"delta": 0.0, "rho": 0.01, "reason": "a survey"},
+}
+
+
+@pytest.mark.planted_bug(16)
+@pytest.mark.parametrize(
+    ("kind", "body", "of", "rule"),
+    [
+        ("policy", {"terms": kit_.terms(epsilon_cap=9.0).to_json()}, NO_RUN, "no other record may"),
+        ("charge", DECLARED, NO_RUN, "name of an external charge is unique"),
+        ("charge", {**DECLARED, "name": "other"}, {}, "belongs to a policy and to no run"),
+        ("charge", {**DECLARED, "name": "other", "rho": 0.0}, NO_RUN, "does not admit"),
+        ("reserve", CHARGED, {"attempt": 1}, "numbered from 1 without gaps"),
+        ("reserve", CHARGED, {"attempt": 3}, "numbered from 1 without gaps"),
+        ("void", VOID, {"attempt": 2}, "not one of its run and attempt"),
+        ("void", VOID, {"run_id": "tuesday"}, "not one of its run and attempt"),
+        ("void", {**VOID, "reservation": 2}, {}, "not one of its run and attempt"),
+    ],
+)
+def test_signed_record_that_breaks_a_rule_is_refused(kit, kind, body, of, rule):
+    """Signed with the right key, as a faulty writer would: terms, names and runs are not reused."""
+    kit.open().reserve(run_id="monday", content=kit_.content())
+    kit.open().charge(ChargeRecord(**DECLARED), kit.owner)
+    signer = Signer.load_or_create(kit.keys, "ledger" if kind in ("reserve", "void") else "policy")
+    kit_.forge(kit.ledger_uri, signer, kind, body, **of)
     with pytest.raises(LedgerError, match=rule):
         kit.reader().verify()
 
@@ -461,15 +512,6 @@ def test_terms_are_fixed_for_the_policy(kit):
     with pytest.raises(Refused, match="epsilon_cap"):
         kit.open().create_policy(kit_.terms(epsilon_cap=9.0), kit.owner)
     assert kit.open().create_policy(kit_.terms(), kit.owner).sequence == 0
-
-
-@pytest.mark.planted_bug(16)
-def test_second_policy_record_is_refused_by_readers(kit):
-    """The policy owner signed it, with a higher cap."""
-    body, place = {"terms": kit_.terms(epsilon_cap=9.0).to_json()}, {"run_id": "", "attempt": 0}
-    kit_.forge(kit.ledger_uri, kit.owner, "policy", body, **place)
-    with pytest.raises(LedgerError, match="no other record may be one"):
-        kit.reader().verify()
 
 
 # ---- what the world does to a store -----------------------------------------------------------
