@@ -31,18 +31,27 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def with_one_blas_thread() -> None:
+    """Limits BLAS to one thread for the rest of the process.
+
+    With another number of threads, eigenvectors and products have other bits, so a training could
+    not be repeated on a machine with other cores. The threads of BLAS also wait for each other
+    actively, which makes small products more than ten times slower on cores that are shared.
+    """
+    _libraries().limit(limits=1, user_api="blas")
+
+
 def on_all_cores(act: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Yields `act` of each item, in order, computed by a thread per core.
 
-    Meanwhile, BLAS uses one thread: its own threads wait for each other actively, which makes small
-    products more than ten times slower on cores that are shared. At most twice as many items as
-    cores are taken ahead.
+    At most twice as many items as cores are taken ahead. BLAS uses one thread from then on.
 
     >>> list(on_all_cores(abs, [-2, 1]))
     [2, 1]
     """
     cores, waiting = available_cores(), deque[Future[Result]]()
-    with _libraries().limit(limits=1, user_api="blas"), ThreadPoolExecutor(cores) as pool:
+    with_one_blas_thread()
+    with ThreadPoolExecutor(cores) as pool:
         for item in items:
             waiting.append(pool.submit(act, item))
             if len(waiting) > 2 * cores:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.stats import norm
+from threadpoolctl import threadpool_limits
 
 from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as sums
@@ -285,3 +286,19 @@ def test_least_squares_without_noise_equals_the_ridge_solution(length):
         vectors.T @ against / (300 * scale) + 1e-3 * units * start,
     )
     np.testing.assert_allclose(found, wanted / units, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["moments", "whitening"])
+def test_solution_has_the_same_bits_with_any_number_of_blas_threads(kind):
+    """Resumption and audit compare bits, on machines with other numbers of cores."""
+    random, size, found = np.random.default_rng(0), 700, set()
+    moments = random.normal(size=sums.moment_size(size, 2))
+    covariance = random.normal(size=sums.covariance_size(size))
+    for threads in (1, 2, 3):
+        with threadpool_limits(threads, user_api="blas"):
+            if kind == "moments":
+                solved = sums.solve_moments(moments, np.zeros((size + 1, 2)), ridge=0.1)
+            else:
+                solved = sums.solve_whitening(covariance, features=size, ridge=0.1)[0]
+            found.add(solved.tobytes())
+    assert len(found) == 1
