@@ -24,8 +24,9 @@ from fedemb.pipelines.output import say
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data, with_policy
 from fedemb.pipelines.run.local import View, closing_lines, reused_steps, run_pipeline
-from fedemb.pipelines.run.pages import collect_reports, render_index
+from fedemb.pipelines.run.pages import collect_reports, render_index, run_headline
 from fedemb.privacy.section import UNITS, count_of
+from fedemb.reports.pages import NEXT
 from fedemb.storage import open_store
 
 
@@ -271,6 +272,8 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     exit_code = state.exit_code or 0
     say(*state.closing_lines)
     say(f"report: {run.index}")
+    if then := NEXT.get(run_headline(run).state):
+        say(f"next: {then}")
     if exit_code == AwaitingApproval.exit_code:
         say(f"after the approvals: {run.resumed_by} --from gate_release")
     elif exit_code not in (0, Refused.exit_code):

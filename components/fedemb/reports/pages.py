@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
 from fedemb.documents.utility import (
     AnyUtility,
-    ClassifiedParts,
     ClassifierReport,
     Compared,
     ComparedClassifier,
@@ -34,7 +34,7 @@ from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
 from fedemb.reports import privacy_text as words
 from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
-from fedemb.reports.headline import Figure, Headline, RunFacts, headline
+from fedemb.reports.headline import Figure, Headline, RunFacts, State, headline
 from fedemb.reports.lineage import steps_of
 from fedemb.reports.report import figure, link, render, tone_of
 from fedemb.reports.utility_text import (
@@ -59,6 +59,14 @@ REPORTS = {
     "verdict": ("verdict_page", "Gate checklist"),
 }
 """Document -> the output that is its page, and its title."""
+
+_USED = "Embed or classify photos: fedemb embed PHOTOS -m RELEASE -o FILE.parquet"
+NEXT: Mapping[State, str] = {
+    "Simulation": "For a release, set purpose=release and tuning (see fedemb config tuning).",
+    "Released": _USED,
+    "Released with a waiver": _USED,
+}
+"""What to do after a run that ended well; a refused or stopped run states its remedy."""
 
 
 def run_page(
@@ -98,6 +106,7 @@ def run_page(
             ("utility", utility),
             *([("audit", [audit_answer(facts.audit, plan)])] if facts.audit and plan else []),
             ("release", [release or "none"]),
+            *([("next", [NEXT[found.state]])] if found.state in NEXT else []),
         ],
         "reports": [
             (title, page, pages[page]) for page, title in REPORTS.values() if page in pages
@@ -314,17 +323,8 @@ def _classifier(report: ClassifierReport) -> dict[str, object]:
         "covers": covers(report.unit),
         "models": models,
         "others": others,
-        "parts": [
-            (title, parts, _compared(parts, report))
-            for title, parts in (("class", report.by_class), ("group", report.by_group))
-            if parts is not None
-        ],
+        "parts": [("class", report.by_class), ("group", report.by_group)],
+        "name_of": partial(model_name, report=report),
         "chart": models and bar_chart(found, x_label="top-1", alt=alt, x_limits=(0.0, 1.0)),
         "reliability": reliability or None,
     }
-
-
-def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
-    """Returns the models with a column in a table of parts."""
-    found = (other.model for part in parts.shown[:1] for other in part.compared)
-    return {name: model_name(name, report) for name in found}

@@ -56,6 +56,21 @@ def example_charts():
     ]
 
 
+@pytest.mark.parametrize(
+    ("facts", "then"),
+    [
+        ({"released": True}, "fedemb embed PHOTOS"),
+        ({"completed": True, "simulation": True}, "set purpose=release"),
+        ({"completed": False}, None),
+    ],
+)
+def test_page_of_a_run_that_ended_well_says_what_is_next(facts, then):
+    known = RunFacts(**facts)
+    shown = run_page(known, headline(known), run="run-1", release=None, pages={})
+    said = [sentences[0] for name, sentences in shown["closing"] if name == "next"]
+    assert [then in sentence for sentence in said] == ([True] if then else [])
+
+
 def test_six_curves_have_six_styles():
     lines = [Line(str(n), [0, 1], [n, n + 1]) for n in range(6)]
     chart = charts.line_chart(lines, x=charts.Axis("x"), y=charts.Axis("y"), alt="six")
