@@ -66,7 +66,7 @@ NEXT: Mapping[State, str] = {
     "Released": _USED,
     "Released with a waiver": _USED,
 }
-"""What to do after a run that ended well; a refused or stopped run states its remedy."""
+"""State of a run that ended well -> next action; a refused or stopped run states its remedy."""
 
 
 def run_page(
