@@ -49,7 +49,7 @@ from fedemb.pipelines.run.directory import (
 from fedemb.pipelines.run.load_config import overridden
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.section import UNITS
-from fedemb.reports.privacy_text import guarantee_lines
+from fedemb.reports.privacy_text import all_runs, guarantee_lines, protection
 from fedemb.reports.utility_text import utility_sentence
 from fedemb.storage import join
 from fedemb.training.noise_warnings import forecast
@@ -383,8 +383,9 @@ def _known(line: Callable[[], str]) -> str:
 
 def _guarantee(run: RunDirectory) -> str:
     report = signed_report(run) if run.config().purpose == "release" else None
-    lines = guarantee_lines(report and report.body, signed_plan(run))
-    return "; ".join(lines[1:] if report else lines)
+    if report is None:
+        return "; ".join(guarantee_lines(None, signed_plan(run)))
+    return "; ".join(filter(None, (protection(report.body)[:-1], all_runs(report.body))))
 
 
 def _utility(run: RunDirectory) -> str:

@@ -99,7 +99,7 @@ def test_base_verifies_a_release_and_reads_its_report(version, wheel, released, 
     )
     assert printed.startswith("verified: ")
     ledger = ("--ledger", trust.parent)
-    assert "guarantee: (7.5" in outside(base, folder, "fedemb", "runs", "quickstart")
+    assert "protected with epsilon 7.5" in outside(base, folder, "fedemb", "runs", "quickstart")
     assert "quickstart" in outside(base, folder, "fedemb", "runs")
     assert "quickstart" in outside(base, folder, "fedemb", "ledger", "show", *ledger)
     outside(base, folder, "fedemb", "ledger", "verify", *ledger)

@@ -43,7 +43,7 @@ def _verify(output, policy):
 @pytest.mark.long
 def test_run_ends_with_guarantee_utility_release_and_report(released):
     folder, output = released
-    assert "differential privacy for one user" in closing_line(output, "guarantee")
+    assert "is protected with epsilon" in closing_line(output, "guarantee")
     assert closing_line(output, "utility")
     assert Path(closing_line(output, "release").partition(" (")[0].removeprefix("file://")).is_dir()
     assert (
@@ -124,7 +124,7 @@ def test_run_ends_with_a_released_classifier_that_verifies(tmp_path):
     words = ("--config", "dp_sgd_quickstart", "--run-id", "only")
     done = finish(run_command(tmp_path / "runs", *words, overrides=SMALL_CLASSIFIER))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "differential privacy for one user" in closing_line(done.stdout, "guarantee")
+    assert "is protected with epsilon" in closing_line(done.stdout, "guarantee")
     assert "Top-1 over 10 classes" in closing_line(done.stdout, "utility")
     _verify(done.stdout, tmp_path / "runs" / "only" / "policy")
 

@@ -180,7 +180,8 @@ def protection(report: PrivacyReport) -> str:
 def guarantee_lines(report: PrivacyReport | None, plan: PrivacyPlan | None) -> list[str]:
     """Returns the guarantee of a run in at most 25 words, then its full text."""
     if report is not None and report.purpose == "release":
-        return [protection(report), *filter(None, (report_sentence(report), all_runs(report)))]
+        rest = filter(None, (report_sentence(report), all_runs(report)))
+        return [protection(report), f"{'; '.join(rest)}."]
     if plan is None:
         return ["none (nothing was planned)"]
     if plan.purpose == "simulation":
