@@ -290,7 +290,7 @@ def _facts(config: RunConfig, census: Census) -> list[str]:
     unit = UNITS[config.policy.unit]
     found = [
         f"{count_of(len(sizes), unit.one)} {what}, with {count_of(int(sizes.sum()), 'image')}"
-        for what, sizes in (("would train", census.sizes), ("would be held out", census.held_out_sizes))
+        for what, sizes in (("would train", census.sizes), ("held out", census.held_out_sizes))
     ]
     if len(census.sizes) and unit.one == "user":
         median, largest = float(np.median(census.sizes)), int(census.sizes.max())
