@@ -276,6 +276,9 @@ def report_differs(case: Case) -> Iterator[str]:
         yield f"{path} of the report differs from the value that the evidence gives"
 
 
+# Approvals come last, so that people review only runs that pass all other rules.
+
+
 def _overdue(case: Case) -> bool:
     deadline = case.report.approve_by
     return deadline is not None and not case.now <= deadline
