@@ -235,18 +235,10 @@ def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(
 
 def _append_commit(kit, ledger, reservation, rounds, logged):
     """With the keys of trainer and ledger, past the checks of the writer."""
-    named = {"run_id": "monday", "attempt": 1, "rounds_started": logged}
-    log = {
-        "schema": ROUND_LOG_SCHEMA,
-        **named,
-        "sha": kit_.sha("log"),
-        "card_sha": kit_.sha("card"),
-    }
-    body = {
-        "reservation": reservation.sequence,
-        "rounds_started": rounds,
-        "round_log": sign_document(log, kit.trainer),
-    }
+    log = {"schema": ROUND_LOG_SCHEMA, "run_id": "monday", "attempt": 1, "rounds_started": logged}
+    log |= {"sha": kit_.sha("log"), "card_sha": kit_.sha("card")}
+    body = {"reservation": reservation.sequence, "rounds_started": rounds}
+    body |= {"round_log": sign_document(log, kit.trainer)}
     ledger._append("commit", lambda: body, reservation=reservation)
 
 
@@ -291,7 +283,6 @@ DECLARED = {
         ("reserve", CHARGED, {"attempt": 3}, "numbered from 1 without gaps"),
         ("void", VOID, {"attempt": 2}, "not one of its run and attempt"),
         ("void", VOID, {"run_id": "tuesday"}, "not one of its run and attempt"),
-        ("void", {**VOID, "reservation": 2}, {}, "not one of its run and attempt"),
     ],
 )
 def test_signed_record_that_breaks_a_rule_is_refused(kit, kind, body, of, rule):
@@ -376,13 +367,8 @@ def test_only_charged_runs_committed_in_time_count_as_private_runs(kit):
 
 def test_round_log_must_be_signed_by_a_trainer(kit, bound):
     ledger, reservation = bound
-    impostor = Signer("trainer", b"0" * 32)
-    act = {
-        "rounds_started": 1,
-        "round_log_sha": kit_.sha("log"),
-        "card_sha": kit_.sha("card"),
-        "signer": impostor,
-    }
+    act = {"rounds_started": 1, "round_log_sha": kit_.sha("log"), "card_sha": kit_.sha("card")}
+    act["signer"] = Signer("trainer", b"0" * 32)
     with pytest.raises(SignatureInvalid, match=r"not trusted in the role 'trainer'"):
         ledger.commit(reservation, **act)
     ledger.verify()
