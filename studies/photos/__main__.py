@@ -1,7 +1,8 @@
-"""Trains private projections on frozen features of photos, with the engine of a run.
+"""Trains a private projection or the last block of a public network, with the engine of a run.
 
     python -m studies.photos covariance lite2.keras FOLDER --cache CACHE --data groceries
     python -m studies.photos projection lite2.keras FOLDER --cache CACHE
+    python -m studies.photos block lite2.keras FOLDER --cache CACHE
 
 FOLDER has the Parquet files of `FEDEMB_DATA`. Features are computed once and kept in CACHE. No
 ledger and no gate: nothing here can be released. Results: README.md.
@@ -11,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import sys
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,12 +23,14 @@ from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
+from fedemb.models.backbone_files import load_model
 from fedemb.models.backbones import cut
 from fedemb.models.imported import import_backbone
 from fedemb.models.losses import unit_rows
 from fedemb.models.public_features import fit_features
+from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.running import build_mechanism
 from fedemb.training.feature_cache import MicroBatches, plain_rows
 from fedemb.training.heads import CovarianceFunction
@@ -42,38 +43,7 @@ Photos = tuple[np.ndarray, np.ndarray]
 """Features and classes."""
 
 
-def show(*cells: str) -> None:
-    """Prints a row of a table."""
-    sys.stdout.write(f"| {' | '.join(cells)} |\n")
-    sys.stdout.flush()
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Users in memory, in groups of one size: a `sampling.Index`."""
-
-    users: np.ndarray
-    """Names of users; a row is a user's index here."""
-    virtual_clients: int = 1
-    groupings: int = 1
-
-    @property
-    def user_count(self) -> int:
-        """Number of users."""
-        return len(self.users)
-
-    @cached_property
-    def user_keys(self) -> np.ndarray:
-        """Sampling keys of users, ascending."""
-        return np.arange(self.user_count, dtype=np.uint64)
-
-    def members(self, grouping: int, group: int) -> np.ndarray:
-        """Returns the rows of a group's users."""
-        del grouping
-        return np.arange(group, self.user_count, self.virtual_clients)
-
-
-def configured(options: argparse.Namespace) -> RunConfig:
+def configured(options: argparse.Namespace, kind: str) -> RunConfig:
     """Returns the preset; the photos of one kind are private, those of the other public."""
     (public,) = FILES.keys() - {options.data}
     settings = {
@@ -83,24 +53,41 @@ def configured(options: argparse.Namespace) -> RunConfig:
     }
     if public == "cars":
         settings["pretraining.source.columns.label"] = "user_id"
-    preset = {"covariance": "cars_whitening", "projection": "cars_projection"}[options.kind]
-    return load_config(preset, [*(f"{k}={v}" for k, v in settings.items()), *options.set])
+    preset = "cars_whitening" if kind == "covariance" else "cars_projection"
+    more = options.set if kind == options.kind else []
+    return load_config(preset, [*(f"{k}={v}" for k, v in settings.items()), *more])
 
 
-def photo_features(config: RunConfig, data: str, path: Path) -> tuple[Photos, Photos, Any]:
-    """Returns the features of training and test classes, and the projection.
+def cut_block(backbone: Any) -> tuple[Any, Any]:
+    """Splits EfficientNet-Lite before its last block, whose inputs are flattened."""
+    import keras
+
+    net, *rest = backbone.layers[1:]
+    start = net.get_layer("block7_1_expand_conv").input
+    trunk = keras.Model(net.input, keras.layers.Flatten()(start))
+    first = keras.Input(trunk.output_shape[1:]), keras.layers.Reshape(start.shape[1:])
+    return trunk, keras.Sequential([*first, keras.Model(start, net.output), *rest])
+
+
+def photo_features(options: argparse.Namespace, kind: str) -> tuple[Photos, Photos, Any]:
+    """Returns the frozen features of training and test classes, and the layers that train.
 
     The test classes are the 42 of cars, or a third of the groceries.
     """
+    config, data = configured(options, kind), options.data
     model, start = config.model, config.pretraining
+    path = options.cache / f"{kind}-{data}-{model.principal_directions}.npz"
     reader = PhotoReader(*model.photo)
-    backbone = import_backbone(Path(start.import_path or ""), model)
-    trunk, tip = cut(backbone, "projection")
-    if not path.exists():
+    fitted = path.with_suffix(".keras")
+    if not fitted.exists():
+        backbone = import_backbone(Path(start.import_path or ""), model)
         assert start.source is not None
         fit_features(backbone, read_public_images(start.source, reader, 5000)[0])
-        label = "user_id" if data == "cars" else "label"
-        columns = {"user_id": None, "label": label}
+        backbone.save(fitted)
+    backbone = load_model(fitted)
+    trunk, tip = cut_block(backbone) if kind == "block" else cut(backbone, "projection")
+    if not path.exists():
+        columns = {"user_id": None, "label": "user_id" if data == "cars" else "label"}
         tree = {"uri": config.data.source.uri, "columns": columns, "label_scope": "global"}
         kept: dict[str, Any] = {}
         for part in ("train", "test"):
@@ -115,31 +102,35 @@ def photo_features(config: RunConfig, data: str, path: Path) -> tuple[Photos, Ph
             kept |= {f"{part}_features": MicroBatches(trunk)(images), f"{part}_classes": classes}
         np.savez(path, **kept)
     with np.load(path) as found:
-        ours, theirs = (
-            (found[f"{part}_features"], found[f"{part}_classes"]) for part in ("train", "test")
-        )
+        ours, theirs = ((found[f"{p}_features"], found[f"{p}_classes"]) for p in ("train", "test"))
     return ours, theirs, tip
 
 
-def train_projection(tip: Any, photos: Photos, config: RunConfig, noise: float, seed: int) -> None:
-    """Trains or solves the projection in place, at a noise on the mean in clipping norms."""
+def train(tip: Any, photos: Photos, config: RunConfig, noise: float, seed: int) -> None:
+    """Trains or solves the layers in place, at a noise on the mean in clipping norms."""
     training, section = config.training, config.mechanism
     classes, solved = np.unique(photos[1]), section.kind == "covariance"
     count = len(classes) if solved else config.partition.virtual_clients
     order = classes if solved else np.random.default_rng(seed).permutation(classes)
-    people, most = Groups(order, count), config.partition.max_images_per_user
-    settings: dict[str, Any] = section.model_dump() if solved else {"sampling_probability": 1.0}
-    settings |= {"rounds": section.rounds, "l2_norm_clip": section.l2_norm_clip}
-    settings |= {"virtual_clients": count, "groupings": 1, "noise_multiplier": noise * count}
-    if solved:
-        settings["units_per_round"] = count
-    plan = MECHANISMS["covariance" if solved else "group_poisson_gaussian"](**settings)
+    most = config.partition.max_images_per_user
+    used = np.concatenate([np.flatnonzero(photos[1] == one)[:most] for one in classes])
+    features, names = photos[0][used], photos[1][used]
+    changes = {"partition.virtual_clients": count, "mechanism.noise_multiplier": noise * count}
+    changes |= {"mechanism.units_per_round": count} if solved else {}
+    plan = plan_mechanism(config.updated(changes))
+    people = SimpleNamespace(
+        user_count=len(order),
+        user_keys=np.arange(len(order), dtype=np.uint64),
+        virtual_clients=count,
+        groupings=1,
+        members=lambda _, group: np.arange(group, len(order), count),
+    )
 
     def load(client: Any) -> Any:
-        mine = np.isin(photos[1], people.users[client.users])
+        mine = np.isin(names, order[client.users])
         if solved:
-            return plain_rows(photos[0][mine][:most], photos[1][mine][:most])
-        return ClientExamples(client.grouping, client.group, photos[0][mine], photos[1][mine])
+            return plain_rows(features[mine], names[mine])
+        return ClientExamples(client.grouping, client.group, features[mine], names[mine])
 
     mechanism = build_mechanism(plan, secrets.token_bytes(32), "study", 1, "0" * 64)
     function: Any = (
@@ -155,32 +146,32 @@ def train_projection(tip: Any, photos: Photos, config: RunConfig, noise: float, 
 
 
 def embeddings(options: argparse.Namespace) -> None:
-    """Measures the frozen features, and projections at several noises, against them."""
-    config = configured(options)
-    path = options.cache / f"{options.kind}-{options.data}-{config.model.principal_directions}.npz"
-    ours, theirs, tip = photo_features(config, options.data, path)
+    """Measures the frozen features, and trained layers at several noises, against them."""
+    ours, theirs, tip = photo_features(options, options.kind)
+    frozen = photo_features(options, "covariance")[1][0]
+    kept = frozen if options.kind == "block" else theirs[0]
     users = np.unique(theirs[1], return_inverse=True)[1]
     subjects = Subjects(users, users.astype(np.uint64), np.full(len(users), ""))
     how = EvaluationConfig(false_accept_rates=(1e-3, 1e-2))
-    start = m.measure(subjects, theirs[0], how)
+    start = m.measure(subjects, frozen, how)
 
     def row(name: str, found: m.Measured) -> None:
-        figures, before = (
-            [*one.verification.recall, one.retrieval.nearest_neighbour] for one in (found, start)
+        figures, first = (
+            [*o.verification.recall, o.retrieval.nearest_neighbour] for o in (found, start)
         )
-        gains = [a - b for a, b in zip(figures, before, strict=True)]
+        gains = [a - b for a, b in zip(figures, first, strict=True)]
         shown = " / ".join(f"{g.value:+.3f} [{g.low:+.3f}, {g.high:+.3f}]" for g in gains)
-        show(name, " / ".join(f"{one.value:.3f}" for one in figures), shown)
+        say(f"| {name} | {' / '.join(f'{one.value:.3f}' for one in figures)} | {shown} |")
 
     row("features", start)
     before = tip.get_weights()
     for noise in options.noise:
         for seed in range(options.runs):
             tip.set_weights(before)
-            train_projection(tip, ours, config, noise, seed)
+            train(tip, ours, configured(options, options.kind), noise, seed)
             found = np.asarray(unit_rows(tip(theirs[0])))
-            if options.kind == "projection":  # beside the unchanged features
-                found = np.asarray(unit_rows(np.concatenate([found, theirs[0]], axis=1)))
+            if options.kind != "covariance":  # beside the unchanged features
+                found = np.asarray(unit_rows(np.concatenate([found, kept], axis=1)))
             row(f"noise {noise:g}", m.measure(subjects, found, how))
 
 
@@ -189,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=["covariance", "projection"])
+    parser.add_argument("kind", choices=["covariance", "projection", "block"])
     parser.add_argument("backbone", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cache", type=Path, required=True)

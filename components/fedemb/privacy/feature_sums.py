@@ -327,9 +327,9 @@ def solve_moments(
 
 SHRINKAGE = 0.5
 """Share of the mean eigenvalue that is added to each eigenvalue of the covariance."""
-COVARIANCE_NORM = 0.1
+COVARIANCE_NORM = 0.05
 """Frobenius norm that larger covariances of a user are clipped to."""
-MEAN_WEIGHT = 0.33
+MEAN_WEIGHT = 0.7
 """Norm of the record part with the mean, relative to the part with the covariance."""
 _COVARIANCE_BITS = 20
 _TINY = 1e-12

@@ -105,7 +105,7 @@ def parts(found, weight=sums.MEAN_WEIGHT, largest=sums.COVARIANCE_NORM):
 def test_record_is_mean_and_covariance_around_the_mean_of_each_label():
     random = np.random.default_rng(3)
     features = random.normal(size=(12, DIM))
-    features *= 0.4 / np.linalg.norm(features, axis=1, keepdims=True)
+    features *= 0.25 / np.linalg.norm(features, axis=1, keepdims=True)
     labels = np.repeat([4, 9], [8, 4])
     mean, covariance = parts(record(features, labels))
     np.testing.assert_allclose(mean, features.mean(0), atol=1e-5)
