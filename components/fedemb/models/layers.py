@@ -180,7 +180,8 @@ def _whitened(features: AnyTensor, weights: Sequence[Variable], *, reduce: bool)
 
 def _rooted(inputs: AnyTensor) -> AnyTensor:
     ops = keras_ops()
-    return ops.sign(inputs) * ops.sqrt(ops.abs(inputs))
+    # Not of 0, where JAX gives the square root no finite gradient.
+    return ops.sign(inputs) * ops.sqrt(ops.maximum(ops.abs(inputs), 1e-12))
 
 
 @cache

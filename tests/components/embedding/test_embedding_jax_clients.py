@@ -125,6 +125,11 @@ def test_jax_unit_records_match_tensorflow_with_at_most_one_outlier(on_jax):
     assert apart.max() < 1e-2, apart
 
 
+@pytest.mark.long
+def test_square_root_of_a_feature_that_is_zero_has_a_finite_slope(on_jax):
+    np.testing.assert_allclose(on_jax("jax_units", "sound")["slope"], [0.0, 0.25])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in QUICK])
 def test_jax_training_variants_match_tensorflow_records(on_jax, variant):

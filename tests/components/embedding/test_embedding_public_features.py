@@ -193,10 +193,8 @@ def test_head_starts_from_public_images_with_every_class(
     card = pretrain_public.run(start, tmp_path, open_key_store(str(tmp_path / "keys")))
     assert card["head_images"] == used
     found = classify(load_backbone(tmp_path / "backbone.keras", start.model), images[140:], 64)
-    if used:
-        assert ((found[:, 0] > 0.5) == light[140:]).mean() > 0.8
-    else:
-        np.testing.assert_array_equal(found, np.full((100, 2), 0.5, np.float32))
+    right = ((found[:, 0] > 0.5) == light[140:]).mean()
+    assert right > 0.8 if used else (found == 0.5).all()
 
 
 def test_public_image_sample_is_seeded_and_includes_all_of_a_small_set(tmp_path):
