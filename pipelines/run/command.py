@@ -272,7 +272,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     exit_code = state.exit_code or 0
     say(*state.closing_lines)
     say(f"report: {run.index}")
-    if then := NEXT.get(run_headline(run).state):
+    if then := NEXT.get(run_headline(run, ended=True).state):
         say(f"next: {then}")
     if exit_code == AwaitingApproval.exit_code:
         say(f"after the approvals: {run.resumed_by} --from gate_release")

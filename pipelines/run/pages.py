@@ -55,10 +55,13 @@ def documents_of(run: RunDirectory, names: Iterable[str] = SIGNED) -> Documents:
     return {name: readable(partial(SIGNED[name], run)) for name in names}
 
 
-def run_headline(run: RunDirectory) -> Headline:
-    """Returns how a run stands. Documents whose signature cannot be checked are left out."""
+def run_headline(run: RunDirectory, *, ended: bool = False) -> Headline:
+    """Returns how a run stands, or has just ended in this process.
+
+    Documents whose signature cannot be checked are left out.
+    """
     documents = documents_of(run, ("privacy_report", "utility_report", "verdict"))
-    return _standing(run, documents, running=run.is_running())[1]
+    return _standing(run, documents, running=not ended and run.is_running())[1]
 
 
 class RunRow(NamedTuple):

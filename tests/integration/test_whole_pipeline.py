@@ -45,6 +45,7 @@ def test_run_ends_with_guarantee_utility_release_and_report(released):
     folder, output = released
     assert "is protected with epsilon" in closing_line(output, "guarantee")
     assert closing_line(output, "utility")
+    assert "fedemb embed PHOTOS" in closing_line(output, "next")
     assert Path(closing_line(output, "release").partition(" (")[0].removeprefix("file://")).is_dir()
     assert (
         Path(closing_line(output, "report")) == (folder / "runs" / "first" / "index.html").resolve()
