@@ -31,7 +31,7 @@ def _libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def with_one_blas_thread() -> None:
+def use_one_blas_thread() -> None:
     """Limits BLAS to one thread for the rest of the process.
 
     With another number of threads, eigenvectors and products have other bits, so a training could
@@ -50,7 +50,7 @@ def on_all_cores(act: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
     [2, 1]
     """
     cores, waiting = available_cores(), deque[Future[Result]]()
-    with_one_blas_thread()
+    use_one_blas_thread()
     with ThreadPoolExecutor(cores) as pool:
         for item in items:
             waiting.append(pool.submit(act, item))

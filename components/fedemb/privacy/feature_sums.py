@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedemb.errors import ConfigError
-from fedemb.foundation.cores import with_one_blas_thread
+from fedemb.foundation.cores import use_one_blas_thread
 from fedemb.privacy.section import MOST_IMAGES
 
 Doubles = npt.NDArray[np.float64]
@@ -304,7 +304,7 @@ def solve_moments(
     rows, classes = start.shape
     units = np.full((rows, 1), math.hypot(1.0, CONSTANT))  # of the clipped vectors
     units[-1] /= CONSTANT
-    with_one_blas_thread()
+    use_one_blas_thread()
     exact = mean.astype(np.float64)
     second = exact[: rows * rows].reshape(rows, rows)
     # Both triangles have independent noise; their mean has half its variance.
@@ -409,7 +409,7 @@ def solve_whitening(
       Kernel `[features, features]`, symmetric, and bias `[features]`: features minus their mean,
       divided by the square root of the covariance. The largest gain is 1.
     """
-    with_one_blas_thread()
+    use_one_blas_thread()
     exact = mean.astype(np.float64) * math.hypot(1.0, MEAN_WEIGHT)
     entries, weights = _triangle(features)
     covariance = np.zeros(features * features)

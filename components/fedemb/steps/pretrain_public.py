@@ -113,12 +113,13 @@ def run(start: BackboneConfig, output_dir: Path, keys: KeyStore) -> JsonObject:
 
 
 def _public_images(start: BackboneConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the public images and their classes; an imported backbone needs only some."""
+    """Returns the public images that the backbone or its head needs, and their classes."""
     from fedemb.data.photos import PhotoReader
     from fedemb.data.sources import read_public_images
 
     model, pretraining = start.model, start.pretraining
-    if pretraining.source is None or pretraining.kind == "none":
+    needed = model.classes or model.changes_features or pretraining.kind == "supervised"
+    if pretraining.source is None or pretraining.kind == "none" or not needed:
         return np.zeros(0, np.uint8), np.zeros(0, str)
     most = pretraining.constant_images if pretraining.kind == "import" else None
     return read_public_images(pretraining.source, PhotoReader(*model.photo), most, start.seed)
@@ -145,17 +146,15 @@ def _train(
 ) -> tuple[int, int, float]:
     """Trains on the public images with a class; returns their number, classes, last loss."""
     pretraining = start.pretraining
-    images, (names, labels) = (
-        images[names != ""],
-        np.unique(names[names != ""], return_inverse=True),
-    )
-    if len(names) < 2:
+    images, names = images[names != ""], names[names != ""]
+    classes, labels = np.unique(names, return_inverse=True)
+    if len(classes) < 2:
         raise InputError(
-            f"the public source holds {len(images)} images of {len(names)} classes, wanted at "
+            f"the public source holds {len(images)} images of {len(classes)} classes, wanted at "
             "least 2 classes; name columns.label or a larger one, or pretraining.kind: none"
         )
     _LOG.info("pretraining on %d public images", len(images))
-    if start.model.classes:  # public classes differ, so the head is added later
+    if start.model.classes:  # the public classes may be others
         backbone = without_head(backbone)
     loss = 0.0
     if backbone.trainable_variables:
@@ -165,4 +164,4 @@ def _train(
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
         )
-    return len(images), len(names), loss
+    return len(images), len(classes), loss
