@@ -180,7 +180,8 @@ def backbone_of(start: str, photos: str | None, pixels: str | None) -> Backbone:
 def _source(photos: str) -> Section:
     if "://" not in photos and not Path(photos).exists():
         raise InputError(f"{photos} does not exist. Pass public photos, a .keras file or none.")
-    return guess_source(absolute(photos), {}).model_dump(mode="json", exclude_defaults=True)
+    found = guess_source(absolute(photos), {}, owned=False)
+    return found.model_dump(mode="json", exclude_defaults=True)
 
 
 def _imported(path: Path, photos: str | None, pixels: str | None) -> Backbone:

@@ -37,9 +37,9 @@ def photos(colour: bool = True) -> list[tuple[str, str, bytes]]:
     ]
 
 
-def as_parquet(root: Path, colour: bool = True) -> Path:
+def as_parquet(root: Path, colour: bool = True, owner: str = "owner") -> Path:
     users, labels, images = zip(*photos(colour), strict=True)
-    table = pa.table({"photo": list(images), "owner": list(users), "category": list(labels)})
+    table = pa.table({"photo": list(images), owner: list(users), "category": list(labels)})
     pq.write_table(table, root / "rows.parquet")
     return root / "rows.parquet"
 
@@ -190,7 +190,7 @@ def test_table_with_one_image_per_user_has_image_units(tmp_path):
     rows = [photo(n, True, (16, 16)) for n in range(150)]
     pq.write_table(pa.table({"img": rows, "label": [str(n % 2) for n in range(150)]}), table)
     begun = ("init", "--data", table, "-o", output, *ANSWERS)
-    with pytest.raises(InputError, match="user_id=none makes each a unit of privacy"):
+    with pytest.raises(InputError, match="user_id=none, which makes each a unit of privacy"):
         fedemb(*begun)
     nobody = ("--column", "user_id=none")
     with pytest.raises(ConfigError, match="embeddings need the owner"):

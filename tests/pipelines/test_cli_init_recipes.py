@@ -34,7 +34,7 @@ def lite0(tmp_path_factory):
 
 @pytest.fixture
 def photos(tmp_path_factory):
-    return "--public-photos", as_parquet(tmp_path_factory.mktemp("public"))
+    return "--public-photos", as_parquet(tmp_path_factory.mktemp("public"), owner="licence")
 
 
 def test_classifier_without_public_data_trains_a_head_on_scattering_features(tmp_path):

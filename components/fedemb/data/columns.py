@@ -88,7 +88,12 @@ NO_OWNER = "none"
 
 
 def guess_source(
-    uri: str, named: Mapping[str, str], kind: str | None = None, image_root: str | None = None
+    uri: str,
+    named: Mapping[str, str],
+    kind: str | None = None,
+    image_root: str | None = None,
+    *,
+    owned: bool = True,
 ) -> SourceConfig:
     """Returns a source with columns guessed from their names; classes are assumed to be shared.
 
@@ -97,6 +102,7 @@ def guess_source(
       named: role -> column name, for known columns; `user_id` may be `NO_OWNER`.
       kind: format of the files; None: from the ending of the address, or of the files of a folder.
       image_root: folder of the images of a CSV; None: the one that has its first images.
+      owned: whether a table must have a column of owners; public photos need none.
 
     Raises:
       InputError: no files found, no column looks like an image or its owner, or `image_root` is
@@ -116,7 +122,7 @@ def guess_source(
         )
     columns: dict[str, str | None] = {}
     if kind in ("csv", "parquet"):
-        tree |= _guess_table(uri, named, kind, image_root)
+        tree |= _guess_table(uri, named, kind, image_root, owned)
         columns = tree["columns"]
     elif kind == "image_folder":
         tree["format"] = kind
@@ -129,15 +135,16 @@ def guess_source(
 
 
 def _guess_table(
-    uri: str, named: Mapping[str, str], kind: str, image_root: str | None
+    uri: str, named: Mapping[str, str], kind: str, image_root: str | None, owned: bool
 ) -> dict[str, Any]:
     """Returns columns, and image root or class names, of CSV or Parquet files."""
     tree: dict[str, Any] = {}
     files, names = find_files(uri, kind), column_names(uri, kind)
     image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
     columns: dict[str, str | None] = {"label": _first(names, _LABEL)}
-    for what, guesses in ((image, known), ("user_id", _USER)):
-        columns[what] = named.get(what) or _needed(names, guesses, what, uri)
+    for what, guesses, needed in ((image, known, True), ("user_id", _USER, owned)):
+        found = named.get(what) or _first(names, guesses)
+        columns[what] = _needed(names, guesses, what, uri) if needed and not found else found
     if image_root:
         tree["image_root"] = image_root
     # Names in files of several folders are relative to the folder of each file.
@@ -246,7 +253,7 @@ def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> 
         )
     if found is None:
         alone = "; if no user owns several images, pass --task classification --column "
-        alone += f"{what}={NO_OWNER} makes each a unit of privacy"
+        alone += f"{what}={NO_OWNER}, which makes each a unit of privacy"
         raise InputError(
             f"no column of {uri} is named like {what} ({', '.join(known)}), it has "
             f"{', '.join(map(repr, sorted(names)))}; name it with --column {what}=NAME"

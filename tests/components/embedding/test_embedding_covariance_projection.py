@@ -154,6 +154,12 @@ def test_least_squares_head_is_accurate_only_at_moderate_noise(noise, low, high)
     np.testing.assert_allclose(released_weights(server, state), state.weights, rtol=1e-5)
 
 
+def test_moments_of_zero_leave_the_public_head():
+    function, head = _function_squares(), np.arange(17.0 * CLASSES, dtype=np.float32)
+    state = function.advance(ServerConfig(), initial_state(head), np.zeros(function.dim))
+    np.testing.assert_allclose(state.weights, head, rtol=1e-5)
+
+
 @pytest.mark.parametrize("before", [0.3, 1.0, 4.0], ids=["unsure", "solved", "too certain"])
 def test_temperature_round_calibrates_mean_probability_to_accuracy(before):
     function, units, server = _function_squares(), _units_squares(2000), ServerConfig()
