@@ -34,9 +34,9 @@ def _libraries() -> ThreadpoolController:
 def use_one_blas_thread() -> None:
     """Limits BLAS to one thread for the rest of the process.
 
-    With another number of threads, eigenvectors and products have other bits, so a training could
-    not be repeated on a machine with other cores. The threads of BLAS also wait for each other
-    actively, which makes small products more than ten times slower on cores that are shared.
+    The rounding of eigenvectors and products depends on the number of threads, so a training could
+    not be repeated bit for bit on a machine with more or fewer cores. The threads of BLAS also wait
+    for each other actively, which makes small products ten times slower on shared cores.
     """
     _libraries().limit(limits=1, user_api="blas")
 

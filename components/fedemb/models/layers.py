@@ -180,7 +180,7 @@ def _whitened(features: AnyTensor, weights: Sequence[Variable], *, reduce: bool)
 
 def _rooted(inputs: AnyTensor) -> AnyTensor:
     ops = keras_ops()
-    # Not of 0, where JAX gives the square root no finite gradient.
+    # On JAX, the gradient of the square root is not finite at 0.
     return ops.sign(inputs) * ops.sqrt(ops.maximum(ops.abs(inputs), 1e-12))
 
 

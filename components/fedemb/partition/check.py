@@ -427,7 +427,7 @@ def remarks(census: Census, source: SourceConfig) -> list[str]:
 
 
 def _warnings(config: RunConfig, census: Census) -> list[str]:
-    """Warns of photos of several users, and of a larger number of images than of every user.
+    """Warns of photos with several owners, and of limits on images that no user reaches.
 
     The warning suggests no number: it would be public, and one user's data would choose it.
     """

@@ -295,7 +295,7 @@ def solve_moments(
 
     Args:
       mean: noised mean record in units of the clip, `[moment_size(features, classes)]`.
-      start: `[features + 1, classes]`, public kernel and bias that the head is shrunk to.
+      start: `[features + 1, classes]`, public kernel and bias towards which the head is shrunk.
       ridge: value added to each eigenvalue, in the same units.
 
     Returns:

@@ -223,7 +223,7 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     @override
     def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
-        """Solves the noised mean moments for the head, shrunk to the public head."""
+        """Solves the noised mean moments for the head, shrunk towards the public head."""
         plan = self.mechanism.plan
         noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
         head = SHARPNESS * solve_moments(
