@@ -27,7 +27,7 @@ def test_first_run_of_each_release_preset_fits_its_cap_and_delta(name):
     config = load_config(name, ())
     plan = plan_mechanism(config)
     event = canonical_json(event_to_json(plan.event()))
-    charge = Charge(1, "first", event, plan.relation.name, plan.rounds, plan.rounds)
+    charge = Charge(event, plan.relation.name, plan.rounds, plan.rounds)
     price = spent(terms_of(config, series_of(config, plan)), [charge])
     assert price.epsilon <= config.policy.epsilon_cap
     assert config.policy.delta <= config.policy.users_lower_bound**-1.1, "the gate would deny it"

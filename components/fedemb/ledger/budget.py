@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal, Self
 
 from dp_accounting.dp_event import DpEvent, NoOpDpEvent, SelfComposedDpEvent, ZCDpEvent
@@ -40,8 +40,6 @@ LEAST_DELTA = 2.0**-49
 class Charge:
     """The privacy cost of one reservation for a block."""
 
-    sequence: int
-    run_id: str
     event: bytes
     """Event of the whole run as reserved, canonical JSON."""
     relation: str
@@ -55,16 +53,11 @@ class Charge:
     """Whether the policy owner declared the charge for a release made elsewhere."""
 
     @classmethod
-    def planned(cls, content: ChargedContent, run_id: str = "") -> Self:
-        """Returns the charge of a run that is not in the ledger yet.
-
-        Args:
-          content: content of its reservation, see `charged_content`.
-          run_id: id of the run; empty if the id is not needed.
-        """
+    def planned(cls, content: ChargedContent) -> Self:
+        """Returns the charge of a run that is not in the ledger yet, see `charged_content`."""
         rounds = content["rounds"]
         event = canonical_json(content["event"])
-        return cls(-1, run_id, event, content["relation"], rounds, rounds)
+        return cls(event, content["relation"], rounds, rounds)
 
     @property
     def event_sha(self) -> str:
@@ -109,7 +102,7 @@ def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
     return max(0.0, divergence + math.log1p(-1 / order) - of_delta)
 
 
-@lru_cache(maxsize=4096)
+@cache
 def _divergence(event: bytes, relation: str, order: float, rounds: int, charged: int) -> float:
     from fedemb.privacy.accounting import rdp_of
 
@@ -123,7 +116,7 @@ def _divergence(event: bytes, relation: str, order: float, rounds: int, charged:
     return value
 
 
-@lru_cache(maxsize=256)
+@cache
 def _series_epsilon(event: bytes, relation: str, runs: int, delta: float) -> float:
     from fedemb.privacy.accounting import price
     from fedemb.privacy.guarantee import repeated
@@ -194,7 +187,7 @@ LARGEST_LOSS = 1e9
 """Bound on a declared epsilon or rho, far above any that protects: its square is finite."""
 
 
-def external_charge(terms: PolicyTerms, declared: ChargeRecord, sequence: int = -1) -> Charge:
+def external_charge(terms: PolicyTerms, declared: ChargeRecord) -> Charge:
     """Returns the charge of a declared loss.
 
     Raises:
@@ -233,7 +226,7 @@ def external_charge(terms: PolicyTerms, declared: ChargeRecord, sequence: int = 
         pure = epsilon < terms.renyi_order * epsilon**2 / 2
         event = ZCDpEvent(rho=0.0 if pure else epsilon**2 / 2, xi=epsilon if pure else 0.0)
     data = canonical_json(event_to_json(event))
-    charge = Charge(sequence, "", data, declared.relation, 1, 1, delta=delta, external=True)
+    charge = Charge(data, declared.relation, 1, 1, delta=delta, external=True)
     if not math.isfinite(spent(terms, [charge]).epsilon):
         raise Refused(
             "the declared loss has no finite epsilon under this policy, so no sum would. Train no "

@@ -212,7 +212,7 @@ class Ledger:
             for record in self.state.rotations:
                 if record.body["keys"] == named:
                     return record
-            self.chain.trust.rotated(named, self.head.sequence + 1)  # raises before readers would
+            self.chain.trust.rotated(named, len(self.chain.records))  # raises before readers would
             return {"keys": named, "reason": reason}
 
         return self._append("keys", decide, signer=signer)
@@ -231,7 +231,7 @@ class Ledger:
         body = {"approvers": dict(approvers), "reason": reason}
 
         def decide() -> Mapping[str, object]:
-            self.chain.trust.with_approvers(approvers.values(), self.head.sequence + 1)
+            self.chain.trust.with_approvers(approvers.values(), len(self.chain.records))
             return body
 
         return self._append("approvers", decide, signer=signer)

@@ -261,7 +261,7 @@ class Chain:
             )
         return self.records[-1]
 
-    def refresh(self, *, signatures: bool = False) -> None:
+    def refresh(self, *, signatures: bool) -> None:
         """Reads and verifies the records that were added since the last refresh.
 
         Args:
@@ -348,8 +348,8 @@ class Chain:
           actor: name of the writer.
           signer: key of the role that signs this kind.
         """
-        for attempts in range(_RETRIES):
-            self.refresh()
+        for _ in range(_RETRIES):
+            self.refresh(signatures=False)
             decision = decide()
             if isinstance(decision, Record):
                 if decision is self.head and signer.role == "ledger":
@@ -374,7 +374,7 @@ class Chain:
             try:
                 self.store.create(record.name, data)
             except FileExistsError:
-                clock.sleep(secrets.randbelow(1 + min(attempts, 20)) / 200)
+                clock.sleep(secrets.randbelow(20) / 200)
                 continue
             self.records.append(record)
             self.trust = _trust_after(record, self.trust)
@@ -430,7 +430,7 @@ class Chain:
 
     def _found(self, sequences: range) -> Iterator[bytes | None]:
         """Yields the records of a range, fetched a few at a time; stops at the first gap."""
-        if self.store.local_root is not None or len(sequences) < 4:
+        if self.store.local_root is not None:
             yield from map(self._read_one, sequences)
             return
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:

@@ -90,8 +90,6 @@ class Attempt:
         charged = commit.content(CommitRecord).rounds_started if commit else rounds
         if charged not in self._weights:
             self._weights[charged] = Charge(
-                sequence=self.reserve.sequence,
-                run_id=self.reserve.run_id,
                 event=self.reserve.event,
                 relation=self.reserved.relation,
                 rounds=rounds,
@@ -206,8 +204,8 @@ class LedgerState:
 
     def external_charges(self, block: str, last: float = math.inf) -> list[Charge]:
         """Returns the external charges of a block up to a ledger record, in order."""
-        found = (self._external[record.sequence] for record in self.external_records(block))
-        return [item for item in found if item.sequence <= last]
+        found = (each.sequence for each in self.external_records(block))
+        return [self._external[sequence] for sequence in found if sequence <= last]
 
     def spent(self, block: str, more: Iterable[Charge] = ()) -> Spent:
         """Returns the cumulative privacy loss of a block, with further charges if given."""
@@ -246,7 +244,7 @@ class LedgerState:
         if any(declared.name == other.body["name"] for other in self.external):
             _broken(record, "the name of an external charge is unique")
         try:
-            self._external[record.sequence] = external_charge(self.terms, declared, record.sequence)
+            self._external[record.sequence] = external_charge(self.terms, declared)
         except FedEmbError as error:
             _broken(record, f"the policy does not admit the external charge ({error})")
         self.external.append(record)
@@ -364,9 +362,8 @@ def _unfinished_series(
     """
     blocks = [block for block in blocks if len(state.charges(block)) < runs]
     if not blocks:
-        planned = f"all {runs} planned runs" if runs > 1 else "the one planned run"
         raise BudgetExceeded(
-            f"{planned} of policy {policy_id!r} took place, and rounds that were not used "
+            f"all planned runs ({runs}) of policy {policy_id!r} took place, and rounds that were not used "
             "cannot be spent. Start a new policy.policy_id, set policy.planned_runs to all of "
             "its runs, and add up the epsilons of both policies"
         )
@@ -409,7 +406,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedConte
         )
     if content["purpose"] == "simulation":
         return blocks
-    charge = Charge.planned(content, run_id)
+    charge = Charge.planned(content)
     if terms.series is not None:
         if not in_series(terms, charge):
             raise PlanMismatch(

@@ -446,7 +446,7 @@ def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
 def test_planned_series_delta_includes_the_sampler_error_of_each_run():
     terms = kit_.terms(delta=1e-10, composition="planned", series=_series(40, noise=8.0))
     event = canonical_json(kit_.content(noise=8.0)["event"])
-    charge = Charge(0, "a", event, "REPLACE_ONE", 20, 20)
+    charge = Charge(event, "REPLACE_ONE", 20, 20)
     together = dpe.SelfComposedDpEvent(kit_.event(8.0).event, 40 * kit_.event(8.0).count)
     accountant = pld.PLDAccountant(REPLACE_ONE).compose(together)
     found = spent(terms, [charge] * 40).epsilon
@@ -472,7 +472,7 @@ def test_a_run_that_is_not_of_equal_rounds_stays_charged_in_full():
 
 def test_renyi_filter_delta_includes_the_sampler_error_of_each_run():
     terms = kit_.terms(delta=1e-10)
-    charge = Charge(0, "a", canonical_json(kit_.content(noise=8.0)["event"]), "REPLACE_ONE", 20, 20)
+    charge = Charge(canonical_json(kit_.content(noise=8.0)["event"]), "REPLACE_ONE", 20, 20)
     runs = 40
     divergence = runs * float(rdp_of(kit_.event(8.0), REPLACE_ONE, [terms.renyi_order])[0])
     found = spent(terms, [charge] * runs).epsilon
@@ -495,9 +495,17 @@ def test_changed_last_record_is_found_even_for_display(tmp_path, signatures, how
 
 
 def test_terms_are_fixed_for_the_policy(kit):
+    kit.open().reserve(run_id="monday", content=kit_.content())
     with pytest.raises(Refused, match="epsilon_cap"):
         kit.open().create_policy(kit_.terms(epsilon_cap=9.0), kit.owner)
-    assert kit.open().create_policy(kit_.terms(), kit.owner).sequence == 0
+    first = kit.open().create_policy(kit_.terms(), kit.owner)
+    assert (first.sequence, first.attempt) == (0, 0)
+
+
+def test_run_that_reaches_the_cap_exactly_is_reserved(tmp_path):
+    cost = spent(kit_.terms(), [Charge.planned(kit_.content())]).epsilon
+    ledger = kit_.make(tmp_path, epsilon_cap=cost).open()
+    assert ledger.reserve(run_id="monday", content=kit_.content()).blocks == ["all/0"]
 
 
 # ---- what the world does to a store -----------------------------------------------------------

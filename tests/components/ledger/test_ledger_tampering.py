@@ -159,6 +159,10 @@ def test_signed_head_of_another_policy_is_denied(tmp_path):
     shutil.copy(foreign, head)
     with pytest.raises(LedgerError, match="belongs to another policy or record"):
         kit.reader()
+    head.unlink()
+    head.symlink_to("nowhere")  # listed, and not there
+    with pytest.raises(LedgerError, match="although the store lists it"):
+        kit.reader()
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
@@ -169,10 +173,10 @@ def test_record_with_a_huge_number_is_a_gap(kit, place):
     kit.path(99_999_999).write_bytes(b"{}")
     try:
         with pytest.raises(LedgerError, match=r"00000005\.json is missing while later ones exist"):
-            chain.refresh()
+            chain.refresh(signatures=False)
     finally:
         kit.path(99_999_999).unlink()
-    chain.refresh()
+    chain.refresh(signatures=False)
     assert len(chain.records) == 5
 
 
