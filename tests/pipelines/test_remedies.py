@@ -25,19 +25,10 @@ INIT = {
     "--image-root is": ("photos.parquet --image-root {d}", "photos.parquet"),
     "no column of": ("odd.parquet", "odd.parquet --column user_id=x --column image=y"),
     "The format of": ("photos.bin", "photos.bin --format parquet"),
-    "--public-photos is for": (
-        "photos.parquet --public-photos {d}/photos.parquet",
-        "photos.parquet",
-    ),
+    "public-photos is for": ("photos.parquet --public-photos {d}/photos.parquet", "photos.parquet"),
     "--pixels is for": ("photos.parquet --pixels 0..1", "photos.parquet"),
-    "--alike is class, and users share no class": (
-        "unlabelled.parquet --alike class",
-        "unlabelled.parquet",
-    ),
-    "--alike is .*Pass user or class": (
-        "photos.parquet --alike both",
-        "photos.parquet --alike user",
-    ),
+    "users share no class": ("unlabelled.parquet --alike class", "unlabelled.parquet"),
+    "Pass user or class": ("photos.parquet --alike both", "photos.parquet --alike user"),
     "--task is .*Pass embedding": ("photos.parquet --task both", "photos.parquet --task embedding"),
     "is for embeddings, and --task is": (
         "photos.parquet --task classification --alike user",
@@ -52,10 +43,7 @@ INIT = {
         "unlabelled.parquet --task classification",
         "unlabelled.parquet --task classification --column label=other --classes a,b",
     ),
-    "--column is .*Pass COLUMN=NAME": (
-        "photos.parquet --column nothing",
-        "photos.parquet --column user_id=user_id",
-    ),
+    "COLUMN=NAME": ("photos.parquet --column nothing", "photos.parquet --column user_id=user_id"),
     "exists. Remove it": ("photos.parquet -o {d}/mine.yaml", "photos.parquet"),
     "A classifier has a public list": (
         "photos.parquet --task classification",
@@ -118,10 +106,7 @@ WRONG = {
         "backbone get efficientnet_lite0 --size 64 -o {d}/x.keras",
     ),
     "--from resumes a run": ("run --from train_model", "run --resume {d}/nowhere"),
-    "its (trust|X) with --": (
-        "embed {d} -m {d}/policy",
-        "embed {d} -m {d}/policy --policy {d}/policy",
-    ),
+    "(trust|X) with --": ("embed {d} -m {d}/policy", "embed {d} -m {d}/policy --policy {d}/policy"),
     "are private, and their budget": (
         "run -c {d}/mine.yaml --data {d}/photos.parquet --runs {d}",
         "run -c {d}/mine.yaml --data {d}/photos.parquet --runs {d} --policy {d}/policy --dry-run",
