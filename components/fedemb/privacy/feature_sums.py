@@ -14,6 +14,9 @@ from fedemb.foundation.cores import use_one_blas_thread
 from fedemb.privacy.section import MOST_IMAGES
 
 Doubles = npt.NDArray[np.float64]
+CONSTANT = 0.25
+"""Value of the bias feature. Beside features of length 1, it adds 3 % to the norm of a record; a value
+of 1 would add 41 %. A power of two, so that products stay exact."""
 _FEATURE_BITS = 15
 _EXACT_BITS = 53
 _CLIP_SLACK = 2.0**-26
@@ -21,7 +24,7 @@ _CLIP_SLACK = 2.0**-26
 
 
 class Features(NamedTuple):
-    """Features of images as integers, with a constant 1 appended for the bias. Raw."""
+    """Features of images as integers, with `CONSTANT` appended for the bias. Raw."""
 
     mantissas: npt.NDArray[np.int16] | Doubles
     """`[..., features + 1]`: int16 in storage, float64 for products."""
@@ -37,7 +40,7 @@ def whole_features(features: npt.NDArray[np.float32]) -> Features:
       features: float32 `[images, features]`.
     """
     finite = np.all(np.isfinite(features), axis=1)
-    values = np.ones((len(features), features.shape[1] + 1))
+    values = np.full((len(features), features.shape[1] + 1), CONSTANT)
     values[:, :-1] = np.where(finite[:, None], features, 0.0)
     top = np.abs(values).max(axis=1)
     scales = 2.0 ** np.floor(np.log2((2**_FEATURE_BITS - 1) / top))
@@ -50,7 +53,7 @@ class WholeWeights(NamedTuple):
     """Weights of a linear head as integers. Noised."""
 
     numbers: Doubles
-    """`[features + 1, classes]`, the bias last; NaN if a weight was not finite."""
+    """`[features + 1, classes]`, last bias / `CONSTANT`; NaN if a weight was not finite."""
     grid: float
     """Weights are numbers / grid."""
 
@@ -59,14 +62,15 @@ def whole_weights(weights: npt.NDArray[np.float32]) -> WholeWeights:
     """Rounds weights to a grid on which their products with features sum exactly.
 
     Args:
-      weights: float32 `[features + 1, classes]`.
+      weights: float32 `[features + 1, classes]`, kernel and bias.
     """
     bits = _EXACT_BITS - 1 - _FEATURE_BITS - math.ceil(math.log2(weights.shape[0]))
-    largest = float(np.abs(weights).max(initial=0.0))
+    exact = np.concatenate([weights[:-1], weights[-1:] / CONSTANT]).astype(np.float64)
+    largest = float(np.abs(exact).max(initial=0.0))
     if not np.isfinite(largest):
         return WholeWeights(np.full(weights.shape, math.nan), 1.0)
     grid = 2.0 ** math.floor(math.log2((2**bits - 1) / largest)) if largest else 1.0
-    return WholeWeights(np.rint(weights.astype(np.float64) * grid), grid)
+    return WholeWeights(np.rint(exact * grid), grid)
 
 
 def exact_logits(features: Features, weights: WholeWeights) -> Doubles:
@@ -209,8 +213,6 @@ def solve_temperature(mean: npt.NDArray[np.floating]) -> float:
 # matrix products of integers below 2^53, so they are exact and independent of order.
 
 
-CONSTANT = 0.3
-"""Value of the bias feature; the other features have norm at most 1."""
 _EXACT = 2.0**53
 _LARGEST = 1e100
 """Limit above which features count as not finite, because their squares could overflow."""
@@ -232,9 +234,9 @@ def moment_sum(
 ) -> npt.NDArray[np.int64]:
     """Sums the records of units, `(u u^T, u y^T)` averaged over a unit's images.
 
-    u is `(x clipped to norm 1, 0.3) / sqrt(1.09)`, so |u| <= 1, and y is 1 at the label. Formal
-    guarantee: the integer vector of any unit has norm at most 2^grid_bits, both parts together; a
-    unit with a feature that is not finite contributes zero.
+    u is `(x clipped to norm 1, CONSTANT)`, divided by its largest norm, and y is 1 at the label.
+    Formal guarantee: the integer vector of any unit has norm at most 2^grid_bits, both parts
+    together; a unit with a feature that is not finite contributes zero.
 
     Args:
       features: `[units, images, features]`.

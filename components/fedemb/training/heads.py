@@ -21,6 +21,7 @@ from fedemb.foundation.cores import on_all_cores
 from fedemb.models.backbones import HEAD
 from fedemb.models.keras_backend import Model
 from fedemb.privacy.feature_sums import (
+    CONSTANT,
     COVARIANCE_NORM,
     Features,
     WholeWeights,
@@ -53,6 +54,9 @@ SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 class HeadGradientFunction(TrainingRound):
     """Sums the clipped mean gradients of the head over the units of a round.
+
+    The gradients are of the kernel and of bias / `CONSTANT`, so the bias moves by `CONSTANT` times
+    the noised mean.
 
     The last of several rounds measures by how much the head is too certain, with the same clip and
     noise. The released head is divided by the temperature that follows.
@@ -137,7 +141,9 @@ class HeadGradientFunction(TrainingRound):
         return replace(state, weights=released_weights(server, state)) if measured else state
 
     def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
-        return super().advance(server, state, mean)
+        step = mean.reshape(self._rows, self._classes).copy()
+        step[-1] *= CONSTANT
+        return super().advance(server, state, step.ravel())
 
     def _certainty(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         """Returns the certainty of packed units in the first entries of a record."""

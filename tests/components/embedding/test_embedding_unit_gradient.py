@@ -2,15 +2,17 @@
 
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedemb.config import ModelConfig, UnitGradientConfig
+from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
 from fedemb.errors import ConfigError, Refused
-from fedemb.models.backbones import build_backbone, trainable_variables, without_head
+from fedemb.models.backbones import HEAD, build_backbone, trainable_variables, without_head
 from fedemb.models.keras_backend import preprocess
 from fedemb.privacy.feature_sums import (
+    CONSTANT,
     clipped_product_sum,
     exact_logits,
     whole_features,
@@ -20,6 +22,7 @@ from fedemb.training import units as unit_gradient
 from fedemb.training.feature_cache import FeatureCache, rows_of
 from fedemb.training.heads import HeadGradientFunction
 from fedemb.training.rounds import ClientExamples, seed_of
+from fedemb.training.server import initial_state
 from fedemb.training.units import UnitGradientFunction, apply_moves, draw_moves
 from tests.kit.privacy_worlds import noiseless
 
@@ -271,21 +274,36 @@ def _features(classifier, units):
 
 @pytest.mark.parametrize("clip", [0.5, 10.0], ids=["clipped", "whole"])
 def test_closed_form_equals_the_sum_of_formed_gradients(clip):
+    """A bias feature of `CONSTANT` is that of 1 beside features that are longer."""
     units = _units(6)
     classifier, function = _function_head(clip)
-    formed = UnitGradientFunction(
-        classifier, noiseless(clip), CONFIG, variables=trainable_variables(classifier, "head")
-    )
-    weights = function.initial_weights()
+    weights = np.random.default_rng(0).normal(size=function.dim).astype(np.float32)
     found = function(weights, _features(classifier, units), 0)
-    expected = formed(weights, units, 0)
-    scale = clip / 2.0**32
-    one, other = (np.asarray(sums.total) * scale for sums in (found, expected))
+    longer = keras.layers.Rescaling(1 / CONSTANT)(without_head(classifier).output)
+    head = keras.layers.Dense(CLASSES, name=HEAD)
+    formed = UnitGradientFunction(
+        keras.Model(classifier.input, head(longer)),
+        noiseless(clip / CONSTANT),
+        CONFIG,
+        variables=[head.kernel, head.bias],
+    )
+    rows = weights.reshape(-1, CLASSES)
+    expected = formed(np.vstack([rows[:-1] * CONSTANT, rows[-1:]]).ravel(), units, 0)
+    one, other = (np.asarray(sums.total) / 2.0**32 for sums in (found, expected))
     assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
+    expected.clients[:, 0] *= CONSTANT
     for column in (0, 1, 3):
         np.testing.assert_allclose(
             found.clients[:, column], expected.clients[:, column], rtol=1e-3, atol=1e-6
         )
+
+
+def test_bias_moves_by_the_step_of_its_feature():
+    _, function = _function_head(0.5)
+    state = initial_state(np.zeros(function.dim, np.float32))
+    moved = function.advance(ServerConfig(), state, np.ones(function.dim, np.float32)).weights
+    assert moved[0] > 0
+    np.testing.assert_allclose(moved[-CLASSES:], CONSTANT * moved[0], rtol=1e-6)
 
 
 def test_adding_a_unit_to_a_head_round_changes_the_sum_by_its_record():
