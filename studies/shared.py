@@ -55,9 +55,9 @@ class Cohort:
     def section(self, mechanism: type[MechanismPlan]) -> dict[str, float]:
         """Returns the section of a mechanism, with participation as even as it allows."""
         fields, participants = mechanism.section.model_fields, self.clients_per_round
-        everybody = mechanism.section.solves is not None
+        everybody = mechanism.section.solves
         found: dict[str, float] = {
-            "rounds": {None: self.rounds, "head": 2, "projection": 1}[mechanism.section.solves],
+            "rounds": 1 if everybody else self.rounds,
             "noise_multiplier": self.noise_multiplier,
             "sampling_probability": min(1.0, participants / self.groups),
             "clients_per_round": participants,

@@ -38,7 +38,6 @@ from fedemb.privacy.running import Mechanism as Mechanism
 from fedemb.privacy.running import build_mechanism as build_mechanism
 from fedemb.privacy.unit_mechanisms import CappedImagePoissonConfig as CappedImagePoissonConfig
 from fedemb.privacy.unit_mechanisms import CovarianceConfig as CovarianceConfig
-from fedemb.privacy.unit_mechanisms import LeastSquaresConfig as LeastSquaresConfig
 from fedemb.privacy.unit_mechanisms import PoissonGaussianConfig as PoissonGaussianConfig
 from fedemb.training.central import pretrain as pretrain
 from fedemb.training.central import train_centralized as train_centralized

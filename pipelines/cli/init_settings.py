@@ -30,10 +30,6 @@ from fedemb.training.noise_warnings import forecast, noise_on_mean, training_noi
 
 Section = dict[str, object]
 
-SOLVED_FROM_NOISE = 0.025
-"""Noise of a trained head (`training_noise`) from which a head solved from one round is better:
-CIFAR-10 on EfficientNet-Lite2 (studies/photos), 45,000 images: 80.9 and 79.4 at noise 0.014, 78.6
-and 78.6 at 0.027; 10,000 images: 77.7 and 78.3 at 0.032, 73.9 and 76.8 at 0.061."""
 PROJECTIONS = ("projection_of_many", "projection_of_some", "projection_of_few")
 
 
@@ -43,9 +39,9 @@ class Recipe(BaseModel):
     Attributes:
       users_per_client: mean number of users per virtual client; 0: units are sampled.
       most_noise: noise on the mean / clipping norm up to which the recipe is taken.
+      taps: taps whose features are joined, if the card of the file has them.
       principal_directions: leading directions of imported features that are read, if public photos
           give the constants; 0: all.
-      whitened_directions: leading directions of imported features that are scaled down.
       most_learning_rate: largest learning rate of a head, see `head_learning_rate`.
       rate_times_noise: product of learning rate and noise of a head.
       model: settings of the section `model`.
@@ -61,8 +57,8 @@ class Recipe(BaseModel):
 
     users_per_client: int = 0
     most_noise: float = math.inf
+    taps: tuple[str, ...] = ("head", "last_block")
     principal_directions: int = 0
-    whitened_directions: int = 0
     most_learning_rate: float = 0.0
     rate_times_noise: float = 2.0
     model: Section
@@ -89,8 +85,8 @@ def head_learning_rate(noise: float, recipe: Recipe) -> float:
     """Returns the learning rate of a head: by the noise, at most that of the recipe, two digits.
 
     Best rates, momentum 0.9. Scattering features, sign digits, 60 rounds: 40, 10 and 3 at noise
-    0.09, 0.22 and 0.58. EfficientNet-Lite2, CIFAR-10, 80 rounds: 60, 40, 25 and 15 at noise 0.0021,
-    0.0072, 0.014 and 0.027, and with 10,000 images 10 and 5 at 0.032 and 0.061 (studies/photos).
+    0.09, 0.22 and 0.58. EfficientNet-Lite2, CIFAR-10, 80 rounds: 50, 33, 9 and 1.4 at noise 0.004,
+    0.0061, 0.011 and 0.037 (studies/photos).
 
     Args:
       noise: length of the noise of the whole training / clipping norm (`training_noise`).
@@ -99,8 +95,17 @@ def head_learning_rate(noise: float, recipe: Recipe) -> float:
     return float(f"{min(recipe.most_learning_rate, recipe.rate_times_noise / noise):.2g}")
 
 
-_TAPS = ("head", "last_block")
-"""Taps whose features are joined, if the card of the file has them."""
+def head_directions(noise: float) -> int:
+    """Returns how many leading directions of the features a head reads.
+
+    More of them tell more and add more noise. Best numbers for EfficientNet-Lite2 on CIFAR-10, all
+    measured in studies/photos: about 50, 100, 200 and 500 at noise 0.0038, 0.0013, 0.00038 and
+    0.000084.
+
+    Args:
+      noise: noise on the mean of one coordinate over the whole training / clipping norm.
+    """
+    return max(16, min(800, round(noise ** (-2 / 3))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +138,13 @@ class Backbone:
             return {}
         if self.card is None and recipe.classifies:  # their number is not known
             return {"projection": True, "trainable": "projection", "embedding_dim": 64}
-        taps = [tap for tap in self.card.taps if tap.name in _TAPS] if self.card else []
+        taps = [tap for tap in self.card.taps if tap.name in recipe.taps] if self.card else []
         width = sum(tap.features for tap in taps) or (self.card.features if self.card else 0)
-        directions = recipe.principal_directions
-        directions = min(directions, width) if width else directions
         found: Section = {}
+        directions = 0
         if "source" in self.pretraining:
-            principal = {"principal_directions": directions}
-            whitened = {"whitened_directions": recipe.whitened_directions}
-            found = {"square_root": True, **(principal if directions else whitened)}
+            directions = min(recipe.principal_directions, width or recipe.principal_directions)
+            found = {"square_root": True, "principal_directions": directions}
         if taps and (found or recipe.classifies):
             found["taps"] = [tap.name for tap in taps]
         if "embedding_dim" not in recipe.model:
@@ -345,9 +348,9 @@ def classifier_recipe(goal: Goal) -> Recipe:
     if goal.start.imported:
         recipe = recipes()["imported_head"]
         config = goal.calibrated(goal.settings(recipe))
-        found = training_noise(config, plan_mechanism(config))
-        few = found is not None and found[1] >= SOLVED_FROM_NOISE and goal.start.standardised
-        return recipes()["solved_head"] if few else recipe
+        plan = plan_mechanism(config)
+        kept = head_directions(noise_on_mean(plan) / math.sqrt(plan.rounds))
+        return recipe.model_copy(update={"principal_directions": kept})
     if goal.start.pretraining["kind"] == "supervised":
         return recipes()["pretrained_head"]
     return recipes()["scattering_head"]

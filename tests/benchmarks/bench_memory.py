@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--backbone", type=Path)
     parser.add_argument("--photos", default="300" if TINY else "3000,10000,50000")
     asked = parser.parse_args()
-    small = {"model.taps": "[]", "model.embedding_dim": 8, "model.whitened_directions": 2}
+    small = {"model.taps": "[]", "model.embedding_dim": 4, "model.principal_directions": 4}
     for count in map(int, asked.photos.split(",")):
         with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
             names = ("private.parquet", "public.parquet", "small.keras")

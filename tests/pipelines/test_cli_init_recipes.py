@@ -58,17 +58,13 @@ def test_learning_rate_of_a_head_follows_from_its_noise(tmp_path, epsilon):
 def test_head_on_a_named_backbone_reads_its_taps_and_public_constants(tmp_path, lite0, photos):
     config, _ = init(tmp_path, public=lite0, more=(*CLASSIFY, *photos))
     model = config.model
-    assert (model.trainable, model.taps, model.embedding_dim) == (
-        "head",
-        ("head", "last_block"),
-        1280 + 1152,
-    )
+    assert (model.trainable, model.taps) == ("head", ("head", "last_block", "stage6"))
     assert model.square_root
-    assert model.whitened_directions == 300
     assert config.pretraining.source is not None
     assert config.pretraining.licence.startswith("Apache")
     without, said = init(tmp_path, users=4000, public=lite0, more=CLASSIFY)
-    assert without.model.whitened_directions == 0
+    assert without.model.principal_directions == 0
+    assert without.model.embedding_dim == 1280 + 1152 + 1152
     assert "not standardised" in said
 
 
@@ -85,15 +81,13 @@ def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
     assert noise_on_mean(plan_mechanism(config)) <= recipe.most_noise
 
 
-@pytest.mark.parametrize(("users", "kind"), [(20_000, "poisson_gaussian"), (3000, "least_squares")])
-def test_head_is_trained_by_least_squares_only_with_few_units(tmp_path, lite0, photos, users, kind):
+@pytest.mark.parametrize(("users", "kept"), [(200, 30), (3000, 184), (20_000, 652), (200_000, 800)])
+def test_head_reads_as_many_directions_as_its_noise_allows(tmp_path, lite0, photos, users, kept):
     config, said = init(tmp_path, users=users, epsilon=4, public=lite0, more=(*CLASSIFY, *photos))
-    assert config.mechanism.kind == kind
-    solved = kind == "least_squares"
-    assert config.model.principal_directions == (150 if solved else 0)
-    assert config.model.embedding_dim == (150 if solved else 2432)
-    assert config.training.server.ridge == (2.0 if solved else 1.0)
-    assert ("learning rate for this noise" in said) != solved
+    assert config.mechanism.kind == "poisson_gaussian"
+    assert config.model.taps == ("head", "last_block", "stage6")
+    assert config.model.principal_directions == config.model.embedding_dim == kept
+    assert "learning rate for this noise" in said
 
 
 @pytest.mark.parametrize("epsilon", [8, 1])

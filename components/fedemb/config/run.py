@@ -257,7 +257,7 @@ class RunConfig(Section):
             form.
         """
         model, algorithm = self.model, self.training.algorithm
-        solves = self.mechanism.solves == "projection"
+        solves = self.mechanism.solves
         if solves != (algorithm == "dp_covariance"):
             raise ValueError(
                 f"training.algorithm={algorithm} contradicts mechanism.kind={self.mechanism.kind}. "

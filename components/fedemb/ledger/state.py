@@ -363,9 +363,9 @@ def _unfinished_series(
     blocks = [block for block in blocks if len(state.charges(block)) < runs]
     if not blocks:
         raise BudgetExceeded(
-            f"all planned runs ({runs}) of policy {policy_id!r} took place, and rounds that were not used "
-            "cannot be spent. Start a new policy.policy_id, set policy.planned_runs to all of "
-            "its runs, and add up the epsilons of both policies"
+            f"all planned runs ({runs}) of policy {policy_id!r} took place, and rounds that were "
+            "not used cannot be spent. Start a new policy.policy_id, set policy.planned_runs to "
+            "all of its runs, and add up the epsilons of both policies"
         )
     return blocks
 

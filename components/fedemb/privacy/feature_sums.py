@@ -15,11 +15,11 @@ from fedemb.privacy.section import MOST_IMAGES
 
 Doubles = npt.NDArray[np.float64]
 CONSTANT = 0.25
-"""Value of the bias feature. Beside features of length 1, it adds 3 % to the norm of a record; a value
-of 1 would add 41 %. A power of two, so that products stay exact."""
+"""Value of the bias feature. Beside features of length 1, it adds 3 % to the norm of a record, and a
+value of 1 would add 41 %. A power of two, so that products stay exact."""
 _FEATURE_BITS = 15
 _EXACT_BITS = 53
-_CLIP_SLACK = 2.0**-26
+_SLACK = 2.0**-26
 """Relative margin inside the ball, so that float64 rounding of clipped records cannot leave it."""
 
 
@@ -142,7 +142,7 @@ def clipped_product_sum(
         # may cancel in the record and not in its parts, which must also stay integers below 2^53.
         pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
         norms = np.sqrt(np.maximum(pairs.sum(axis=(1, 2)), 0.0))
-    largest = np.maximum(norms, apart) * (1.0 + _CLIP_SLACK)
+    largest = np.maximum(norms, apart) * (1.0 + _SLACK)
     # Truncating the errors of several images may increase the norm of their sum by this much.
     slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)
     target = np.maximum(2.0**grid_bits - slack, 0.0)
@@ -205,117 +205,6 @@ def solve_temperature(mean: npt.NDArray[np.floating]) -> float:
     return float(np.exp(np.interp(0.0, -falling, np.log(divisors))))
 
 
-# Exact sums of second moments, the private statistics of a least-squares head.
-#
-# Mehta et al. (TMLR 2023, arXiv 2211.13403): a ridge solution follows from `sum of u u^T` and
-# `sum of u y^T`, so one noised round is enough for a linear head. A feature vector u is clipped
-# to a ball before any product is computed, and is an integer vector from then on. The sums are
-# matrix products of integers below 2^53, so they are exact and independent of order.
-
-
-_EXACT = 2.0**53
-_LARGEST = 1e100
-"""Limit above which features count as not finite, because their squares could overflow."""
-_SLACK = 2.0**-26
-"""Relative margin inside the ball, so that float64 rounding cannot leave it."""
-
-
-def moment_size(features: int, classes: int) -> int:
-    """Returns the entries of a record: `(features + 1)^2 + (features + 1) * classes`."""
-    return (features + 1) * (features + 1 + classes)
-
-
-def moment_sum(
-    features: npt.NDArray[np.floating],
-    labels: npt.NDArray[np.int64],
-    *,
-    classes: int,
-    grid_bits: int,
-) -> npt.NDArray[np.int64]:
-    """Sums the records of units, `(u u^T, u y^T)` averaged over a unit's images.
-
-    u is `(x clipped to norm 1, CONSTANT)`, divided by its largest norm, and y is 1 at the label.
-    Formal guarantee: the integer vector of any unit has norm at most 2^grid_bits, both parts
-    together; a unit with a feature that is not finite contributes zero.
-
-    Args:
-      features: `[units, images, features]`.
-      labels: `[units, images]`, below `classes`; negative for missing images.
-      classes: public number of classes.
-      grid_bits: grid bits of the plan: a record of the clip's length is 2^grid_bits long.
-
-    Returns:
-      int64 `[moment_size(features, classes)]`.
-
-    Raises:
-      ConfigError: too many images at once for an exact sum.
-    """
-    images = labels >= 0
-    whole, weights = whole_vectors(features, images, grid_bits=grid_bits)
-    rows = whole.shape[-1]
-    if labels.size * 2.0**grid_bits > _EXACT:
-        raise ConfigError(
-            f"{labels.size} images at once are too many for one exact sum; lower "
-            "training.unit_gradient.images_per_unit"
-        )
-    targets = (labels[..., None] == np.arange(classes)) * weights[..., None]
-    flat = whole.reshape(-1, rows)
-    sums = flat.T @ np.concatenate([flat, targets.reshape(-1, classes)], axis=1)
-    parts = [sums[:, :rows].ravel(), sums[:, rows:].ravel()]
-    return np.concatenate(parts).astype(np.int64)
-
-
-def whole_vectors(
-    features: npt.NDArray[np.floating], images: npt.NDArray[np.bool_], *, grid_bits: int
-) -> tuple[Doubles, Doubles]:
-    """Returns vectors u and label weights as integers, for images of equal share in their unit.
-
-    Returns:
-      float64 `[units, images, features + 1]`, of norm at most r / sqrt(images of the unit), and
-      `[units, images]`, at most that, with r^2 sqrt(2) = 2^grid_bits.
-    """
-    exact = features.astype(np.float64)
-    finite = np.all((np.abs(exact) < _LARGEST) | ~images[..., None], axis=(1, 2))
-    taken = images & finite[:, None]
-    exact = np.where(taken[..., None], exact, 0.0)
-    length = np.sqrt(np.square(exact).sum(-1, keepdims=True))
-    shortened = exact / np.maximum(1.0, length)
-    constant = np.full((*images.shape, 1), CONSTANT)
-    vectors = np.concatenate([shortened, constant], axis=-1) / math.hypot(1.0, CONSTANT)
-    count = np.maximum(1, images.sum(1, keepdims=True))
-    radius = math.sqrt(2.0**grid_bits / math.sqrt(2.0)) * (1.0 - _SLACK)
-    share = np.where(taken, radius / np.sqrt(count), 0.0)
-    return np.trunc(vectors * share[..., None]), np.trunc(share)
-
-
-def solve_moments(
-    mean: npt.NDArray[np.floating], start: npt.NDArray[np.floating], *, ridge: float
-) -> Doubles:
-    """Computes the head from a noised mean record; this is post-processing.
-
-    Noise may make eigenvalues of the second moments negative; they are set to at least zero.
-
-    Args:
-      mean: noised mean record in units of the clip, `[moment_size(features, classes)]`.
-      start: `[features + 1, classes]`, public kernel and bias towards which the head is shrunk.
-      ridge: value added to each eigenvalue, in the same units.
-
-    Returns:
-      Kernel and bias on features, of the shape of `start`.
-    """
-    rows, classes = start.shape
-    units = np.full((rows, 1), math.hypot(1.0, CONSTANT))  # of the clipped vectors
-    units[-1] /= CONSTANT
-    use_one_blas_thread()
-    exact = mean.astype(np.float64)
-    second = exact[: rows * rows].reshape(rows, rows)
-    # Both triangles have independent noise; their mean has half its variance.
-    values, vectors = np.linalg.eigh((second + second.T) / 2)
-    against = exact[rows * rows :].reshape(rows, classes)
-    wanted = vectors.T @ (against + ridge * units * start)
-    return vectors @ (wanted / (np.maximum(values, 0.0) + ridge)[:, None]) / units
-
-
 # Exact sums of clipped feature covariances, the private statistics of a whitening projection.
 #
 # Within-class covariance normalisation (Hatch, Kajarekar and Stolcke, Interspeech 2006) divides
@@ -334,6 +223,8 @@ COVARIANCE_NORM = 0.05
 MEAN_WEIGHT = 0.7
 """Norm of the record part with the mean, relative to the part with the covariance."""
 _COVARIANCE_BITS = 20
+_LARGEST = 1e100
+"""Limit above which features count as not finite, because their squares could overflow."""
 _TINY = 1e-12
 
 

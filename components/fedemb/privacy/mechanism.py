@@ -164,20 +164,10 @@ class MechanismPlan(MechanismConfig):
 
         return NeighboringRelation[self.relation_name]
 
-    def norm_in(self, round_index: int) -> float:
-        """Maximum norm of a record of a round, relative to the clip."""
-        del round_index
-        return 1.0
-
     @property
     @abstractmethod
     def round_event(self) -> dpe.DpEvent:
         """Event of one round of full norm; unsupported if rounds share noise."""
-
-    def event_in(self, round_index: int) -> dpe.DpEvent:
-        """Event of a round; unsupported if rounds share noise."""
-        del round_index
-        return self.round_event
 
     def event(self, rounds: int | None = None) -> dpe.DpEvent:
         """Returns the event of a run that stopped after `rounds` rounds; all by default.

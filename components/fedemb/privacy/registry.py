@@ -13,12 +13,7 @@ from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
 from fedemb.privacy.mechanism import SCHEMA, MechanismPlan
 from fedemb.privacy.section import MechanismConfig, PublicNumbers
-from fedemb.privacy.unit_mechanisms import (
-    CappedImagePoisson,
-    Covariance,
-    LeastSquares,
-    PoissonGaussian,
-)
+from fedemb.privacy.unit_mechanisms import CappedImagePoisson, Covariance, PoissonGaussian
 
 if TYPE_CHECKING:
     from fedemb.privacy.section import RunSettings
@@ -29,7 +24,6 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
         GroupPoissonGaussian,
         PoissonGaussian,
         CappedImagePoisson,
-        LeastSquares,
         Covariance,
         TreeAggregation,
     )

@@ -201,7 +201,7 @@ class Mechanism:
         # Divided by a public constant, because the number of participants is private.
         mean = (noised / self.plan.normalizer).astype(np.float32)
         digest = hashlib.sha256(mean.tobytes()).hexdigest()
-        return RoundOutput(mean, self.plan.event_in(round_index), digest)
+        return RoundOutput(mean, self.plan.round_event, digest)
 
     def noised(self, round_index: int, sums: Integers) -> Integers:
         """Returns the exact sums of a round plus its noise, `[dim]`.

@@ -155,8 +155,8 @@ class MechanismConfig(Section):
     samples_images: ClassVar[bool] = False
     """Whether the images of a user are sampled independently, one record each."""
 
-    solves: ClassVar[Literal["head", "projection"] | None] = None
-    """Layer that is solved from second moments of the only round; None: trained by rounds."""
+    solves: ClassVar[bool] = False
+    """Whether the projection is solved from the only round."""
 
     kind: Any  # each mechanism has its own literal, and attributes are invariant
     """Name of the mechanism."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
@@ -71,46 +70,6 @@ class PerUnitSampling(PerUnitSamplingConfig, MechanismPlan):
     @override
     def conservative_event(self) -> None:
         """Returns None: the mechanism does not group users."""
-
-
-class AllUnitsConfig(PerUnitSamplingConfig):
-    """Every unit contributes to every round."""
-
-    units_per_round: PositiveInt
-    """Expected number of units, a public constant that divides the noised sum."""
-
-
-class AllUnits(AllUnitsConfig, PerUnitSampling):
-    """Mechanism whose rounds of all units compose to one Gaussian, under ADD_OR_REMOVE_ONE."""
-
-    proof = "a unit adds one vector of norm at most C, in the only round"
-
-    @property
-    @override
-    def chance(self) -> float:
-        return 1.0
-
-    @property
-    @override
-    def round_event(self) -> dpe.DpEvent:
-        return self.event_in(0)
-
-    @override
-    def event_in(self, round_index: int) -> dpe.DpEvent:
-        from dp_accounting import dp_event as dpe
-
-        return dpe.GaussianDpEvent(self.noise_multiplier / self.norm_in(round_index))
-
-    @override
-    def event_of(self, rounds: int) -> dpe.DpEvent:
-        from dp_accounting import dp_event as dpe
-
-        length = math.hypot(*map(self.norm_in, range(rounds)))
-        return dpe.GaussianDpEvent(self.noise_multiplier / length)
-
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
-        return {"units_per_round": times(self.units_per_round, population)}
 
 
 # DP-SGD's mechanism: each unit is sampled independently and contributes one clipped vector.
@@ -249,68 +208,18 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
         """Returns None: the mechanism does not group users."""
 
 
-# One noised round for a linear head: the second moments of the features of all units.
-#
-# Mehta et al. (TMLR 2023, arXiv 2211.13403). The backbone is frozen, and the head is solved in
-# closed form, without a learning rate.
-
-
-TEMPERATURE_NORM = 0.25
-"""Norm of records of the second round of a solved head / clip; it costs 3 % more noise."""
-
-
-class LeastSquaresConfig(AllUnitsConfig):
-    """Head solved from one noised round, without sampling and learning rate; sensitivity C.
-
-    A second round, whose records have a quarter of the norm, measures the temperature of the head.
-    """
-
-    solves = "head"
-    rounds: Literal[2] = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Always 2."""
-
-    kind: Literal["least_squares"] = "least_squares"
-
-    @override
-    def check_run(self, numbers: PublicNumbers) -> None:
-        super().check_run(numbers)
-        if numbers.task != "classification" or numbers.trainable != "head":
-            raise ValueError(
-                f"mechanism.kind={self.kind} solves for the head of a classifier, got task="
-                f"{numbers.task} and model.trainable={numbers.trainable}. Set task: "
-                "classification and model.trainable: head, or set another mechanism.kind."
-            )
-
-
-class LeastSquares(  # pyright: ignore[reportIncompatibleVariableOverride]
-    LeastSquaresConfig, AllUnits
-):
-    """Adds one record (u u^T, label_weight x u y^T) per unit, of norm at most C, to one sum.
-
-    |u| <= 1 before the products are formed, so the two parts have norms of at most 1 and
-    label_weight, and sqrt(1 + label_weight^2) is scaled to C. The head is post-processing of the
-    noised sum. In the second round, each unit adds a record of norm at most a quarter of C. Both
-    rounds have all units, so they compose to one Gaussian.
-    """
-
-    section = LeastSquaresConfig
-    proof = "a unit adds one vector of norm at most C, then one of at most a quarter of C"
-
-    @override
-    def norm_in(self, round_index: int) -> float:
-        return TEMPERATURE_NORM if round_index else 1.0
-
-
 # One noised round for a projection: mean and covariance of the features of each user.
 #
 # The backbone is frozen, and the projection divides features by their noised covariance within
 # users, without a learning rate (`fedemb.privacy.feature_sums`).
 
 
-class CovarianceConfig(AllUnitsConfig):
+class CovarianceConfig(PerUnitSamplingConfig):
     """Projection solved from one noised round, without sampling and rates; sensitivity C."""
 
-    solves = "projection"
+    solves = True
+    units_per_round: PositiveInt
+    """Expected number of units, a public constant that divides the noised sum."""
     rounds: Literal[1] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Always 1."""
 
@@ -339,7 +248,7 @@ class CovarianceConfig(AllUnitsConfig):
 
 
 class Covariance(  # pyright: ignore[reportIncompatibleVariableOverride]
-    CovarianceConfig, AllUnits
+    CovarianceConfig, PerUnitSampling
 ):
     """Adds one record (mean_weight x mean, covariance) per user, of norm at most C, to one sum.
 
@@ -348,3 +257,24 @@ class Covariance(  # pyright: ignore[reportIncompatibleVariableOverride]
     """
 
     section = CovarianceConfig
+    proof = "a unit adds one vector of norm at most C, in the only round"
+
+    @property
+    @override
+    def chance(self) -> float:
+        return 1.0
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.GaussianDpEvent(self.noise_multiplier)
+
+    @override
+    def event_of(self, rounds: int) -> dpe.DpEvent:
+        return self.round_event
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
+        return {"units_per_round": times(self.units_per_round, population)}

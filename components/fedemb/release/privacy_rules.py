@@ -238,7 +238,7 @@ def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
         round=index,
         clients_planned=plan.normalizer,
         output_sha=output_sha,
-        event=event_to_json(plan.event_in(index)) if priced_alone else None,
+        event=event_to_json(plan.round_event) if priced_alone else None,
     )
 
 

@@ -17,12 +17,7 @@ from fedemb.foundation.environment import Backend
 from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import UNITS
-from fedemb.privacy.unit_mechanisms import (
-    CappedImagePoisson,
-    Covariance,
-    LeastSquares,
-    PoissonGaussian,
-)
+from fedemb.privacy.unit_mechanisms import CappedImagePoisson, Covariance, PoissonGaussian
 from fedemb.reports.report import significant
 
 if TYPE_CHECKING:
@@ -143,9 +138,8 @@ def _images(plan: CappedImagePoisson) -> str:
     )
 
 
-def _all_units(plan: LeastSquares | Covariance) -> str:
-    rounds = "one round" if plan.rounds == 1 else f"{plan.rounds} rounds"
-    return f"every {plan.unit}, about {plan.units_per_round:,}, in {rounds}"
+def _all_units(plan: Covariance) -> str:
+    return f"every {plan.unit}, about {plan.units_per_round:,}, in one round"
 
 
 PARTICIPANTS: dict[str, Callable[[Never], str]] = {
@@ -153,7 +147,6 @@ PARTICIPANTS: dict[str, Callable[[Never], str]] = {
     "tree_aggregation": _virtual_clients,
     "poisson_gaussian": _units,
     "capped_image_poisson": _images,
-    "least_squares": _all_units,
     "covariance": _all_units,
 }
 """By kind of the mechanism."""

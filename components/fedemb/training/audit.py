@@ -286,7 +286,7 @@ class RoundReplay:
         if not apiece or not few or _names(left) != _names(wanted):
             failed.add("coins")
         total = self._sum(left)
-        grid = 2.0**mechanism.plan.grid_bits * mechanism.plan.norm_in(self.number)
+        grid = 2.0**mechanism.plan.grid_bits
         for one in mine:
             # Other clients are empty but keep their index, which selects the worker.
             there = [client if client is one else _no_client(client) for client in clients]

@@ -43,7 +43,7 @@ from fedemb.training.feature_cache import (
     rows_of,
     unit_key,
 )
-from fedemb.training.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
+from fedemb.training.heads import CovarianceFunction, HeadGradientFunction
 from fedemb.training.rounds import ClientExamples, TrainingRound, Unit, assign_weights
 from fedemb.training.server import initial_state, released_weights
 from fedemb.training.tensorflow_clients import RoundFunction
@@ -80,8 +80,8 @@ def build_rounds(
     if training.mixed_precision:
         model = with_bfloat16(model)
     if by_unit and settings.trainable == "head":
-        kind = LeastSquaresFunction if mechanism.plan.solves == "head" else HeadGradientFunction
-        return kind(model, mechanism, training.unit_gradient), without_head(model)
+        head = HeadGradientFunction(model, mechanism, training.unit_gradient)
+        return head, without_head(model)
     if training.algorithm == "dp_covariance":
         trunk, projection = cut(model, settings.trainable)
         return CovarianceFunction(projection, mechanism), trunk

@@ -30,10 +30,7 @@ from fedemb.privacy.feature_sums import (
     covariance_record,
     covariance_size,
     exact_logits,
-    moment_size,
-    moment_sum,
     most_units,
-    solve_moments,
     solve_temperature,
     solve_whitening,
     whole_weights,
@@ -136,14 +133,11 @@ class HeadGradientFunction(TrainingRound):
         if state.rounds == self._last > 0:
             head = state.weights / np.float32(solve_temperature(mean))
             return solved_state(server, head, state.rounds + 1)
-        state = self._step(server, state, mean)
-        measured = state.rounds == self._last
-        return replace(state, weights=released_weights(server, state)) if measured else state
-
-    def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
         step = mean.reshape(self._rows, self._classes).copy()
         step[-1] *= CONSTANT
-        return super().advance(server, state, step.ravel())
+        state = super().advance(server, state, step.ravel())
+        measured = state.rounds == self._last
+        return replace(state, weights=released_weights(server, state)) if measured else state
 
     def _certainty(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         """Returns the certainty of packed units in the first entries of a record."""
@@ -151,11 +145,7 @@ class HeadGradientFunction(TrainingRound):
         features = Features(images["mantissas"].astype(np.float64), images["scale"])
         logits = self._logits(head, features)
         records = certainty_records(
-            logits,
-            images["label"],
-            shares,
-            dim=self.dim,
-            radius=2.0**plan.grid_bits * plan.norm_in(self._last),
+            logits, images["label"], shares, dim=self.dim, radius=2.0**plan.grid_bits
         )
         summed = np.zeros(self.dim, np.int64)
         summed[: records.shape[1]] = records.sum(0)
@@ -188,56 +178,6 @@ class HeadGradientFunction(TrainingRound):
         wanted = labels[..., None] == np.arange(self._classes)
         losses = np.log(sums[..., 0]) - (logits * wanted).sum(-1)
         return (wanted - powers / sums) * shares[..., None], (losses * shares).sum(1)
-
-
-# Head solved from one noised sum of second moments, on features of a frozen backbone.
-
-
-SHARPNESS = 12.0
-"""Logits are least-squares scores times this number, before their temperature is measured. Scores
-are near probabilities, from 0 to 1, so their softmax would be almost uniform."""
-
-
-class LeastSquaresFunction(HeadGradientFunction):
-    """Sums the second moments of units in the first round, and solves for the head.
-
-    The record of the round is the noised mean moment; the server state after it contains the head.
-    The second round measures the temperature.
-
-    Args:
-      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
-      mechanism: mechanism of kind least_squares.
-      config: images of a unit.
-    """
-
-    def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
-        super().__init__(classifier, mechanism, config)
-        self.dim = moment_size(self._rows - 1, self._classes)
-
-    @override
-    def _sum(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
-        """Returns the moments of packed units, with their largest feature norms."""
-        features = images["mantissas"][..., :-1] / images["scale"][..., None]
-        summed = moment_sum(
-            features,
-            np.where(shares > 0, images["label"], -1),
-            classes=self._classes,
-            grid_bits=self.mechanism.plan.grid_bits,
-        )
-        lengths = np.sqrt(np.square(features).sum(-1)).max(1)
-        return summed, lengths, np.full(len(lengths), np.nan)
-
-    @override
-    def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
-        """Solves the noised mean moments for the head, shrunk towards the public head."""
-        plan = self.mechanism.plan
-        noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
-        head = SHARPNESS * solve_moments(
-            mean / plan.l2_norm_clip,
-            state.weights.reshape(self._rows, self._classes) / SHARPNESS,
-            ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
-        )
-        return solved_state(server, head.astype(np.float32).ravel())
 
 
 # Projection solved from one noised sum of feature covariances, on a frozen backbone.

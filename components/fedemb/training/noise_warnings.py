@@ -71,14 +71,14 @@ def training_noise(config: RunConfig, plan: MechanismPlan) -> tuple[Recipe, floa
     if not plan.private:
         return None
     if config.task == "embedding":
-        if plan.solves == "projection":
+        if plan.solves:
             return "whitening", noise_on_mean(plan)
         if config.mechanism.samples_units:
             return None
         recipe: Recipe = "projection" if config.model.trainable == "projection" else "whole_net"
         return recipe, noise_on_mean(plan)
     model = config.model
-    if plan.solves is not None or model.trainable != "head":
+    if model.trainable != "head":
         return None
     weights = (model.embedding_dim + 1) * max(1, len(model.classes))
     return "head", noise_on_mean(plan) * math.sqrt(weights / plan.rounds)

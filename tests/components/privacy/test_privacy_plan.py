@@ -155,7 +155,6 @@ def test_mechanism_events_match_the_sensitivity_table():
     times = dpe.SelfComposedDpEvent
     alone = {
         make_plan("poisson_gaussian"): times(dpe.PoissonSampledDpEvent(0.25, one), 20),
-        make_plan("least_squares"): dpe.GaussianDpEvent(1 / math.hypot(1.0, 0.25)),
         make_plan("capped_image_poisson", images_per_user=2): times(
             dpe.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.5625, 0.375, 0.0625]), 20
         ),

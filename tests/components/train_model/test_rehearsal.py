@@ -16,7 +16,6 @@ from fedemb.training.rounds import VectorizedRounds
 from tests.kit.pipeline_runs.training_run import (
     HEAD,
     IMAGES,
-    LEAST_SQUARES,
     TREE,
     classifier_config,
     config,
@@ -33,7 +32,6 @@ CONFIGS = {
     "units": classifier_config(),
     "images": classifier_config(**IMAGES),
     "head": classifier_config(**HEAD),
-    "solved head": classifier_config(**LEAST_SQUARES),
 }
 
 
@@ -90,7 +88,7 @@ FAULTS = {
     "classes": ("units", backend_rounds, "classify", _no_memory),
     "file": ("head", backend_rounds, "save_backbone", _no_memory),
     "last round": ("head", heads, "certainty_records", _no_memory),
-    "temperature": ("solved head", heads, "solve_temperature", _no_memory),
+    "temperature": ("head", heads, "solve_temperature", _no_memory),
     "baselines": ("clients", inference, "raw_pixels", _no_memory),
     "SavedModel": ("clients", released, "save_for_serving", _no_memory),
     "photos": ("units", released, "require_parity", _no_memory),

@@ -32,7 +32,6 @@ from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.forked import SERVER
 from tests.kit.pipeline_runs.training_run import (
     HEAD,
-    LEAST_SQUARES,
     RUN_ID,
     SIZE,
     TREE,
@@ -449,22 +448,6 @@ def test_one_round_solves_the_projection_and_leaves_no_features_behind(tmp_path)
     np.testing.assert_allclose(kernel.numpy(), kernel.numpy().T, atol=1e-5)  # it whitens
     assert np.abs(bias.numpy()).max() > 0
     assert not [path for path in run.root.rglob("*") if "features" in path.parts]
-
-
-def test_two_rounds_solve_the_head_and_leave_no_features_behind(tmp_path):
-    run = prepare(tmp_path / "run", classifier_config(**LEAST_SQUARES), users=101)
-    card = run.train()
-    assert card["rounds_run"] == 2
-    audit = card["mechanism_audit"]
-    assert (audit["replay"], audit["fold"]["same"]) == ({"rounds": 2, "failed": []}, True)
-    lines = (run.root / "model" / "rounds.jsonl").read_text().splitlines()
-    noise = [json.loads(line)["event"]["noise_multiplier"] for line in lines]
-    assert noise == [1.0, 4.0]
-    head = load_backbone(run.root / "model" / "backbone.keras", run.config.model).weights[-2:]
-    assert all(np.abs(weight.numpy()).max() > 0 for weight in head)
-    assert not [path for path in run.root.rglob("*") if "features" in path.parts]
-    with pytest.raises(ValueError, match="solves for the head"):
-        classifier_config(**{**LEAST_SQUARES, "model.trainable": "all"})
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,6 @@ HEAD = {
     "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
 }
 """Changes of `classifier_config`, as are the others below: its head alone, on kept features."""
-LEAST_SQUARES = {
-    **HEAD,
-    "mechanism": {"kind": "least_squares", "noise_multiplier": 1.0, "units_per_round": 100},
-}
 IMAGES = {
     "mechanism": {
         "kind": "capped_image_poisson",
