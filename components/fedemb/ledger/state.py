@@ -69,25 +69,18 @@ class Attempt:
     @property
     def charged(self) -> bool:
         """Whether the attempt is charged; simulations and void attempts are not."""
-        return self.void is None and self.reserved.purpose == "release"
+        return self.charged_at(math.inf)
+
+    def charged_at(self, sequence: float) -> bool:
+        """Returns whether the attempt is charged as of a ledger record."""
+        void = self.void is not None and self.void.sequence <= sequence
+        return self.reserved.purpose == "release" and not void
 
     @property
     def charge(self) -> Charge:
         """The charge: rounds as reserved, or rounds started once committed."""
-        return self._weight(self.commit)
-
-    def charge_after(self, sequence: int) -> Charge | None:
-        """Returns the charge as of a ledger record; None if the attempt was not charged then."""
-        void = self.void is not None and self.void.sequence <= sequence
-        reserved = self.reserve.sequence <= sequence
-        if void or not reserved or self.reserved.purpose != "release":
-            return None
-        committed = self.commit is not None and self.commit.sequence <= sequence
-        return self._weight(self.commit if committed else None)
-
-    def _weight(self, commit: Record | None) -> Charge:
         rounds = self.reserved.rounds
-        charged = commit.content(CommitRecord).rounds_started if commit else rounds
+        charged = self.commit.content(CommitRecord).rounds_started if self.commit else rounds
         if charged not in self._weights:
             self._weights[charged] = Charge(
                 event=self.reserve.event,

@@ -130,7 +130,7 @@ def _provenance(evidence: Evidence, reservation: Reservation, bind: Record) -> d
 def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
     """Returns the attempts reserved up to a record that are charged as of the head."""
     return sum(
-        attempt.reserve.sequence <= sequence and attempt.charge_after(head_sequence) is not None
+        attempt.reserve.sequence <= sequence and attempt.charged_at(head_sequence)
         for attempt in ledger.state.attempts.values()
     )
 

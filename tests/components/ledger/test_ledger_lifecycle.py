@@ -162,8 +162,7 @@ def test_commit_lowers_to_rounds_started_and_destroys_the_key(kit, reserved):
         renyi_epsilon(expected, 8.0, kit_.DELTA), rel=1e-6
     )
     assert ledger.spent("all/0").epsilon < full
-    attempt = ledger.attempt(reservation)
-    assert [attempt.charge_after(record).rounds_charged for record in (1, 2, 3)] == [20, 20, 5]
+    assert ledger.attempt(reservation).charge.rounds_charged == 5
     assert not kit.keys.exists(reservation_key_name("monday", 1))
     with pytest.raises(FileExistsError):
         kit.keys.create(reservation_key_name("monday", 1))
@@ -185,6 +184,7 @@ def test_commit_before_bind_and_bind_after_void_are_refused(kit, reserved):
         kit_.commit(kit, ledger, reservation, 1)
     ledger.void(reservation, "never started")
     assert ledger.spent("all/0").epsilon == 0
+    assert [ledger.attempt(reservation).charged_at(record) for record in (1, 2)] == [True, False]
     with pytest.raises(Refused, match="given up"):
         kit_.bind(ledger, reservation)
 
@@ -500,6 +500,12 @@ def test_terms_are_fixed_for_the_policy(kit):
         kit.open().create_policy(kit_.terms(epsilon_cap=9.0), kit.owner)
     first = kit.open().create_policy(kit_.terms(), kit.owner)
     assert (first.sequence, first.attempt) == (0, 0)
+
+
+def test_policy_takes_a_rollback_anchor_later_and_keeps_it():
+    first, other = (kit_.terms(rollback_anchor_sha=digit * 64) for digit in "ab")
+    assert kit_.terms().differences(first) == []
+    assert len(first.differences(other)) == len(first.differences(kit_.terms())) == 1
 
 
 def test_run_that_reaches_the_cap_exactly_is_reserved(tmp_path):
