@@ -15,8 +15,8 @@ from fedemb.privacy.section import MOST_IMAGES
 
 Doubles = npt.NDArray[np.float64]
 CONSTANT = 0.25
-"""Value of the bias feature. Beside features of length 1, it adds 3 % to the norm of a record, where
-1 would add 41 %. A power of two, so that products stay exact."""
+"""Value of the bias feature. Beside features of length 1, it adds 3 % to the norm of a record; 1
+would add 41 %. A power of two, so that products stay exact."""
 _FEATURE_BITS = 15
 _EXACT_BITS = 53
 _SLACK = 2.0**-26
