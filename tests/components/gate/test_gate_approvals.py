@@ -338,6 +338,14 @@ def test_waiver_is_one_record_of_the_policy_owner_for_one_model(run, tmp_path):
     (record,) = run.ledger().state.decisions
     assert record.body == body_of(run, code=WAIVABLE[0], report_sha=None, reason="agreed")
     run.ledger().verify()
+    state, model = run.ledger().state, record.body["model_sha"]
+    assert state.waivers_of(model, record.sequence) == {WAIVABLE[0]: record}
+    others = (
+        ("0" * 64, record.sequence),
+        ("f" * 64, record.sequence),
+        (model, record.sequence - 1),
+    )
+    assert not any(state.waivers_of(*other) for other in others)
 
 
 def test_waiver_is_refused_unless_owner_reason_and_rule_allow_it(run, tmp_path):

@@ -431,6 +431,15 @@ def test_planned_series_is_priced_by_pld_and_ends_with_its_last_run(tmp_path):
         ledger.reserve(run_id="week-3", content=kit_.content())
 
 
+@pytest.mark.planted_bug(16)
+def test_series_with_another_run_or_one_too_many_has_no_price():
+    terms = kit_.terms(composition="planned", series=_series(2))
+    run, other = (Charge.planned(kit_.content(noise=noise)) for noise in (2.0, 3.0))
+    for charges in ([run, other], [run] * 3):
+        with pytest.raises(LedgerError, match="outside the planned series"):
+            spent(terms, charges)
+
+
 def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
     users = kit_.users("month", 1)
     kit = kit_.make(tmp_path, composition="planned", series=_series(2), users=users)

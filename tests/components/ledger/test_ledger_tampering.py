@@ -14,7 +14,7 @@ import pytest
 
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid, StorageError
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
-from fedemb.keys.trust import Signer
+from fedemb.keys.trust import Signer, TrustStore
 from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.ledger.records import Chain, decode_record
 from fedemb.ledger.terms import PolicyTerms
@@ -163,6 +163,16 @@ def test_signed_head_of_another_policy_is_denied(tmp_path):
     head.symlink_to("nowhere")  # listed, and not there
     with pytest.raises(LedgerError, match="although the store lists it"):
         kit.reader()
+
+
+@pytest.mark.planted_bug(16)
+def test_trust_file_with_a_key_that_was_added_later_is_denied(tmp_path):
+    kit, stranger = kit_.make(tmp_path / "a"), kit_.make(tmp_path / "b").owner.trusted()
+    pinned = dataclasses.replace(kit, policy_id="pinned")
+    pinned.open().create_policy(kit_.terms(trust_sha=kit.trust.digest), kit.owner)
+    assert pinned.reader().terms.trust_sha == kit.trust.digest
+    with pytest.raises(LedgerError, match=r"created with another trust\.json"):
+        open_ledger(kit.ledger_uri, "pinned", trust=TrustStore([*kit.trust.keys, stranger]))
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
