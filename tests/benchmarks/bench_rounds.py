@@ -210,7 +210,7 @@ WORKS: dict[str, Clients | Units | Head] = {
 }
 if TINY:
     small = Clients("tiny", 12, 1, clients=2, examples=8, batch_size=4, epochs=1, rows=8)
-    WORKS = {"W1": small, "W3": Units(8), "W3-views16": Units(2, 16, 2), "head": Head(64)}
+    WORKS = {"W1": small, "W3-views16": Units(2, 16, 2), "head": Head(64)}
 USUAL = [name for name in WORKS if name not in ("W1-bf16", "Q")]
 GOALS = {("W1", 2): 0.80, ("W1", 1): 1.02, ("W2", 1): 1.03, ("W3", 2): 1.30, ("W3", 1): 1.45}
 GOALS |= dict.fromkeys([("W3-views16", 1), ("W3-views16", 2)], 1.15)
