@@ -193,12 +193,13 @@ class LedgerState:
             for item in self.by_block.get(block, [])
             if item.charged and item is not without
         ]
-        return [*runs, *self.external_charges(block)]
-
-    def external_charges(self, block: str, last: float = math.inf) -> list[Charge]:
-        """Returns the external charges of a block up to a ledger record, in order."""
-        found = (each.sequence for each in self.external_records(block))
-        return [self._external[sequence] for sequence in found if sequence <= last]
+        declared = ((record, record.content(ChargeRecord).blocks) for record in self.external)
+        external = [
+            self._external[record.sequence]
+            for record, blocks in declared
+            if not blocks or block in blocks
+        ]
+        return [*runs, *external]
 
     def spent(self, block: str, more: Iterable[Charge] = ()) -> Spent:
         """Returns the cumulative privacy loss of a block, with further charges if given."""
@@ -219,14 +220,6 @@ class LedgerState:
 
     def _on_policy(self, record: Record, trust: TrustStore | None) -> None:
         self.terms = PolicyTerms.from_json(record.content(PolicyRecord).terms)
-
-    def external_records(self, block: str) -> list[Record]:
-        """Returns the records of the external charges of a block."""
-        return [
-            record
-            for record in self.external
-            if not (blocks := record.content(ChargeRecord).blocks) or block in blocks
-        ]
 
     def _on_charge(self, record: Record, trust: TrustStore | None) -> None:
         from fedemb.ledger.budget import external_charge
