@@ -30,6 +30,7 @@ from fedemb.training.noise_warnings import forecast, noise_on_mean, training_noi
 
 Section = dict[str, object]
 
+WHITENINGS = ("whitening_of_many", "whitening_of_few")
 PROJECTIONS = ("projection_of_many", "projection_of_some", "projection_of_few")
 
 
@@ -334,13 +335,12 @@ def embedding_recipe(goal: Goal) -> Recipe:
     """Returns the recipe for an embedding."""
     if not goal.start.imported:
         return recipes()["whole_net"]
-    if goal.start.standardised:
-        return recipes()["whitening"]
-    for recipe in map(recipes().__getitem__, PROJECTIONS[:-1]):
+    names = WHITENINGS if goal.start.standardised else PROJECTIONS
+    for recipe in map(recipes().__getitem__, names[:-1]):
         config = goal.calibrated(goal.settings(recipe))
         if noise_on_mean(plan_mechanism(config)) <= recipe.most_noise:
             return recipe
-    return recipes()[PROJECTIONS[-1]]
+    return recipes()[names[-1]]
 
 
 def classifier_recipe(goal: Goal) -> Recipe:

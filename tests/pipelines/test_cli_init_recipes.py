@@ -90,14 +90,13 @@ def test_head_reads_as_many_directions_as_its_noise_allows(tmp_path, lite0, phot
     assert "learning rate for this noise" in said
 
 
-@pytest.mark.parametrize("epsilon", [8, 1])
+@pytest.mark.parametrize(("users", "kept"), [(4000, 1024), (150, 512)])
 def test_embedding_on_a_named_backbone_and_public_photos_releases_one_covariance(
-    tmp_path, lite0, photos, epsilon
+    tmp_path, lite0, photos, users, kept
 ):
-    config, _ = init(tmp_path, users=4000, epsilon=epsilon, public=lite0, more=photos)
+    config, _ = init(tmp_path, users=users, epsilon=8, public=lite0, more=photos)
     model, plan = config.model, plan_mechanism(config)
-    assert (model.trainable, model.embedding_dim) == ("projection", 512)
-    assert model.principal_directions == 512
+    assert model.trainable == "projection"
+    assert model.principal_directions == model.embedding_dim == kept
     assert config.training.algorithm == "dp_covariance"
-    assert plan.rounds == 1
-    assert plan.normalizer == 3600
+    assert (plan.rounds, plan.normalizer) == (1, 0.9 * users)

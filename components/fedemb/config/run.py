@@ -265,10 +265,10 @@ class RunConfig(Section):
             )
         if not solves:
             return
-        if not model.projection or not model.projection_bias:
+        if not model.projection:
             raise ValueError(
-                "training.algorithm=dp_covariance solves for one layer with a bias. Set "
-                "model.projection: true and projection_bias: true"
+                "training.algorithm=dp_covariance solves for the projection. Set "
+                "model.projection: true"
             )
         kept = model.principal_directions
         if kept and model.embedding_dim != kept:

@@ -32,9 +32,6 @@ class ModelConfig(Section):
     projection: bool = True
     """Dense layer to `embedding_dim` after the pooled features; false: the pooled features are the
     embedding."""
-    projection_bias: bool = True
-    """Whether the last layer of the projection has a bias. Without one, a projection of frozen
-    features overfits less to few users."""
     norm_groups: NonNegativeInt | None = None
     """Number of groups of each normalisation layer; 0: no normalisation; null: the value of the
     backbone's authors."""
@@ -53,7 +50,8 @@ class ModelConfig(Section):
     output of the file."""
     square_root: bool = False
     """`pretraining.kind: import` only: whether features are replaced by their square roots, which
-    keep the sign, and standardised by public images."""
+    keep the sign, and centred by public images. Classifiers also divide each channel by its
+    standard deviation on them, embeddings all channels by one number."""
     principal_directions: Annotated[int, Field(ge=0, le=4096)] = 0
     """`pretraining.kind: import` only: number of leading feature directions that are kept and
     scaled to one size, by constants from the images of `pretraining.source`; all others are

@@ -127,19 +127,25 @@ _REACH = 6.0
 """Limit of standardised features, so that unusual images cannot dominate a round."""
 
 
-def constants(features: np.ndarray, directions: int) -> list[np.ndarray]:
+def constants(
+    features: np.ndarray, directions: int, *, one_scale: bool = False
+) -> list[np.ndarray]:
     """Computes the constants of `Whitened` from features of images that are not private.
 
     Args:
       features: `[images, height, width, channels]`, more images than directions.
       directions: number of largest principal directions scaled to the size of the next direction.
+      one_scale: whether all channels have the same scale, instead of their own.
 
     Returns:
       Mean and inverse standard deviation of each channel, `[channels]`; mean `[dim]`, directions
       `[dim, directions]` and the share kept of each, `[directions]`.
     """
     mean = features.mean((0, 1, 2))
-    scale = 1.0 / np.maximum(features.std((0, 1, 2)), 1e-12)
+    deviation = features.std((0, 1, 2))
+    if one_scale:
+        deviation = np.full_like(deviation, np.sqrt(np.mean(deviation**2)))
+    scale = 1.0 / np.maximum(deviation, 1e-12)
     flat = np.clip((features - mean) * scale, -_REACH, _REACH).reshape(len(features), -1)
     centre = flat.mean(0)
     flat = flat - centre

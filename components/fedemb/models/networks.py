@@ -44,13 +44,15 @@ def group_norm(
 def embedding(x: Node, model: ModelConfig) -> Node:
     """Returns the projection: a dense layer, or none if the features are the embedding.
 
+    A projection that is trained alone has no bias, which would overfit to few users.
+
     Args:
       x: `[batch, features]`.
       model: model configuration with `projection` and `embedding_dim`.
     """
     if not model.projection:
         return x
-    bias = model.projection_bias
+    bias = model.trainable != "projection"
     return layers().Dense(model.embedding_dim, name="embedding", use_bias=bias)(x)
 
 

@@ -111,14 +111,15 @@ def features_of(net: Model, images: Node, model: ModelConfig, *, mirror: bool) -
     return layer(features)
 
 
-def _fit(model: Model, layer: Layer, images: np.ndarray) -> None:
+def _fit(model: Model, layer: Layer, images: np.ndarray, *, one_scale: bool = False) -> None:
     """Computes the constants of a whitened layer of a model; see `constants`."""
     import keras
 
     features = outputs(keras.Model(model.input, layer.input), images)
     if layer.square_root:
         features = np.sign(features) * np.sqrt(np.abs(features))
-    layer.set_weights([v.astype(np.float32) for v in constants(features, layer.directions)])
+    found = constants(features, layer.directions, one_scale=one_scale)
+    layer.set_weights([value.astype(np.float32) for value in found])
 
 
 def fit_constants(backbone: Model, images: np.ndarray) -> int:
@@ -141,12 +142,21 @@ def fit_constants(backbone: Model, images: np.ndarray) -> int:
     return len(parts)
 
 
-def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size channels"]) -> int:
+def fit_features(
+    backbone: Model,
+    images: UInt8[np.ndarray, "images size size channels"],
+    *,
+    classifies: bool = False,
+) -> int:
     """Computes the constants of an imported backbone's features from public images.
+
+    Embeddings keep the sizes of channels relative to each other: equal sizes cost recall of people
+    and products, and gain accuracy of classes (studies/photos).
 
     Args:
       backbone: from `import_backbone`.
       images: public images, more than there are directions.
+      classifies: whether the features are for a classifier; each channel then has its own scale.
 
     Returns:
       The number of images.
@@ -161,7 +171,7 @@ def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size ch
             f"pretraining.source has {len(images)}. Name a larger source, or set "
             "model.principal_directions or model.whitened_directions lower"
         )
-    _fit(backbone, layer, images)
+    _fit(backbone, layer, images, one_scale=not classifies)
     return len(images)
 
 

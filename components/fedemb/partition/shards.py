@@ -18,7 +18,7 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,6 +37,7 @@ from fedemb.data.client_data import (
     index_name,
     shard_name,
 )
+from fedemb.data.records import decode_user, encode_user
 from fedemb.errors import StorageError
 from fedemb.foundation.canonical_json import (
     JsonFields,
@@ -53,7 +54,7 @@ USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"
 
 UserRow = tuple[bytes, int, bytes]
-"""User key, images, encoded user record."""
+"""User key, images, encoded user record with tokens of the images, see `Spill`."""
 _SPILLED = struct.Struct(">QQ")
 """Position and length of spilled bytes."""
 Written = tuple[str, str, int, int]
@@ -80,7 +81,7 @@ class Place:
 
 
 class Spill:
-    """Bytes in a file, so that an engine in one process holds 48 bytes for each image or user.
+    """Images in a file, so that an engine in one process holds 48 bytes for each.
 
     Any number of spills share a file. Tokens are in the order of the SHA-256 of their bytes, with
     and without a file, so that the smallest one does not depend on the engine.
@@ -110,6 +111,11 @@ class Spill:
             return token[32:]
         return self._file.read(*_SPILLED.unpack(token[32:]))
 
+    def whole(self, record: bytes) -> bytes:
+        """Returns an encoded user record with the images of its tokens."""
+        user = decode_user(record)
+        return encode_user(replace(user, images=tuple(map(self.get, user.images))))
+
 
 def clean(place: Place) -> None:
     """Deletes what an earlier attempt of the same run left, manifests first.
@@ -137,11 +143,11 @@ def _delete(place: Place, kinds: Sequence[str]) -> None:
 
 
 def write_shard(
-    place: Place, kind: str, shard: int, *, shards: int, rows: Iterable[UserRow]
+    place: Place, kind: str, shard: int, *, shards: int, rows: Iterable[UserRow], spill: Spill
 ) -> tuple[list[Written], np.ndarray]:
     """Writes one shard of users, given in any order, and its index.
 
-    Memory: 20 bytes a user of the shard; their images go over a temporary file.
+    Memory: 20 bytes a user of the shard; their records go over a temporary file.
 
     Returns:
       The files, and the user keys in the order of the records, uint64 [users].
@@ -154,7 +160,7 @@ def write_shard(
     with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
         path = Path(folder, name)
         try:
-            keys, images = _write_sorted(rows, path)
+            keys, images = _write_sorted(rows, path, spill)
         except (OSError, RuntimeError) as error:  # ArrayRecord reports a full disk as RuntimeError
             raise StorageError(
                 f"could not write {name} to the temporary folder; free space there (TMPDIR), then "
@@ -169,17 +175,19 @@ def write_shard(
     ], keys
 
 
-def _write_sorted(rows: Iterable[UserRow], path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _write_sorted(
+    rows: Iterable[UserRow], path: Path, spill: Spill
+) -> tuple[np.ndarray, np.ndarray]:
     """Writes the records in the order of their users; returns keys and images in that order."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    with tempfile.TemporaryFile(dir=path.parent) as spill:
-        keys, images, starts = _spill(rows, spill)
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+        keys, images, starts = _spill(rows, file)
         order = np.argsort(keys)
         writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
         for row in order.tolist():
             first, last = int(starts[row]), int(starts[row + 1])
-            writer.write(os.pread(spill.fileno(), last - first, first))
+            writer.write(spill.whole(os.pread(file.fileno(), last - first, first)))
         writer.close()
     return keys[order], images[order]
 

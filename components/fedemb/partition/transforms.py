@@ -322,7 +322,6 @@ class _Finish(beam.DoFn):
     def setup(self) -> None:
         job = self._job
         self._assigner = Assigner(job.config, job.keys.hasher(), job.blocks)
-        self._spill = shards.Spill(job.spill)
 
     def start_bundle(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -341,13 +340,13 @@ class _Finish(beam.DoFn):
         counts[f"{kind}_users_up_to_{1 << (size - 1).bit_length()}_images"] += 1
         record = UserRecord(
             user_key=int.from_bytes(user_key, "big"),
-            images=tuple(self._spill.get(png) for _, (_, _, png) in ordered),
+            images=tuple(token for _, (_, _, token) in ordered),
             labels=tuple(label for _, (label, _, _) in ordered),
             subgroup=subgroup or "",
             block=self._assigner.block(user_key, cohort),
         )
         shard = shard_of(user_key, config.partition.shards)
-        yield (kind, shard), (user_key, size, self._spill.put(encode_user(record)))
+        yield (kind, shard), (user_key, size, encode_user(record))
         if settled.copies > size:
             for digest, (label, count, _) in ordered:
                 reject = ("duplicate", user_key.hex(), str(label), digest.hex())
@@ -375,7 +374,8 @@ class _WriteShard(beam.DoFn):
             kind,
             shard,
             shards=partition.shards,
-            rows=((*row[:2], self._spill.get(row[2])) for row in rows if row is not None),
+            rows=filter(None, rows),
+            spill=self._spill,
         )
         for file in files:
             yield kind, file

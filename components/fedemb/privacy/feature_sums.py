@@ -286,12 +286,12 @@ def covariance_record(
     return np.trunc(record * radius).astype(np.int64), norm
 
 
-def solve_whitening(
-    mean: npt.NDArray[np.floating], *, features: int, ridge: float
-) -> tuple[Doubles, Doubles]:
+def solve_whitening(mean: npt.NDArray[np.floating], *, features: int, ridge: float) -> Doubles:
     """Computes the projection from a noised mean record; this is post-processing.
 
-    Noise may make eigenvalues of the covariance negative; they are set to at least zero.
+    The direction of the mean is removed. Subtracting the mean would do as much for photos of these
+    users, and would move photos of other kinds by something that is not theirs. Noise may make
+    eigenvalues of the covariance negative; they are set to at least zero.
 
     Args:
       mean: noised mean record in units of the clip, `[covariance_size(features)]`.
@@ -299,8 +299,8 @@ def solve_whitening(
       ridge: value added to each eigenvalue, in units of the clip.
 
     Returns:
-      Kernel `[features, features]`, symmetric, and bias `[features]`: features minus their mean,
-      divided by the square root of the covariance. The largest gain is 1.
+      Kernel `[features, features]`: features without the direction of their mean, divided by the
+      square root of the covariance. The largest gain is 1.
     """
     use_one_blas_thread()
     exact = mean.astype(np.float64) * math.hypot(1.0, MEAN_WEIGHT)
@@ -314,4 +314,5 @@ def solve_whitening(
     level += ridge * math.hypot(1.0, MEAN_WEIGHT)
     values = np.maximum(values, 0.0) + max(level, _TINY)
     kernel = (vectors * np.sqrt(values.min() / values)) @ vectors.T
-    return kernel, -(exact[:features] / MEAN_WEIGHT) @ kernel
+    direction = exact[:features] / max(float(np.linalg.norm(exact[:features])), _TINY)
+    return kernel - np.outer(direction, direction @ kernel)

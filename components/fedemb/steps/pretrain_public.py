@@ -137,7 +137,7 @@ def _imported(start: BackboneConfig, public: np.ndarray) -> tuple[Model, int]:
                 "from public images, and pretraining.source is missing. Name public images, or set "
                 "all three to 0 or false"
             )
-        constant_images = fit_features(backbone, public)
+        constant_images = fit_features(backbone, public, classifies=bool(model.classes))
     return with_head(backbone, model) if model.classes else backbone, constant_images
 
 

@@ -194,7 +194,7 @@ class CovarianceFunction(TrainingRound):
     after it contains the projection.
 
     Args:
-      projection: `keras.Model`, features to embedding, from `cut`: one square layer with a bias.
+      projection: `keras.Model`, features to embedding, from `cut`: one square layer.
       mechanism: mechanism of kind covariance.
 
     Raises:
@@ -205,11 +205,11 @@ class CovarianceFunction(TrainingRound):
         variables = list(projection.trainable_variables)
         shapes = [tuple(variable.shape) for variable in variables]
         self.features = int(projection.input_shape[-1])
-        if shapes != [(self.features, self.features), (self.features,)]:
+        if shapes != [(self.features, self.features)]:
             raise ConfigError(
                 f"training.algorithm=dp_covariance solves for one layer of {self.features} x "
-                f"{self.features} weights with a bias, as many as the backbone has features. Set "
-                f"model.embedding_dim: {self.features} and projection_bias: true."
+                f"{self.features} weights without a bias, as many as the backbone has features. "
+                f"Set model.embedding_dim: {self.features}."
             )
         super().__init__(mechanism, covariance_size(self.features))
         self.variables = variables
@@ -239,9 +239,9 @@ class CovarianceFunction(TrainingRound):
         """Solves the noised mean record for the projection."""
         plan = self.mechanism.plan
         noise = plan.noise_multiplier / plan.normalizer
-        kernel, bias = solve_whitening(
+        kernel = solve_whitening(
             mean / plan.l2_norm_clip,
             features=self.features,
             ridge=server.ridge * noise * math.sqrt(self.features),
         )
-        return solved_state(server, np.concatenate([kernel.ravel(), bias]).astype(np.float32))
+        return solved_state(server, kernel.ravel().astype(np.float32))
