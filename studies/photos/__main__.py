@@ -25,7 +25,7 @@ from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbone_files import load_model
 from fedemb.models.backbones import cut
-from fedemb.models.imported import import_backbone
+from fedemb.models.imported import image_shape, import_backbone
 from fedemb.models.losses import unit_rows
 from fedemb.models.public_features import fit_features
 from fedemb.pipelines.output import say
@@ -49,10 +49,10 @@ def configured(options: argparse.Namespace, kind: str) -> RunConfig:
     settings = {
         "data.source.uri": options.folder / FILES[options.data],
         "pretraining.source.uri": options.folder / FILES[public],
+        "pretraining.source.columns.label": "user_id" if public == "cars" else "label",
         "pretraining.import_path": options.backbone,
+        "model.image_size": (image_shape(options.backbone) or (0,))[0],
     }
-    if public == "cars":
-        settings["pretraining.source.columns.label"] = "user_id"
     preset = "cars_whitening" if kind == "covariance" else "cars_projection"
     more = options.set if kind == options.kind else []
     return load_config(preset, [*(f"{k}={v}" for k, v in settings.items()), *more])

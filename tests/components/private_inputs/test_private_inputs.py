@@ -254,6 +254,8 @@ ALLOWED = {
     ("components/fedemb/training/attempt.py", "_bound", "context.private('diagnostics')"),
     ("components/fedemb/steps/audit_privacy.py", "run", "context.private('audit')"),
     ("components/fedemb/steps/partition_users.py", "run", "context.private_root"),
+    # Records that the same pass made, before they are written.
+    ("components/fedemb/partition/shards.py", "whole", "decode_user"),
     # Makes the address.
     ("components/fedemb/runtime/step_context.py", "private", "self.private_root"),
 }
