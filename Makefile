@@ -64,6 +64,13 @@ attacks: setup ## Carry out 500 attacks drawn at random; SEED=number repeats a n
 bench: setup ## Time private rounds against plain steps: W1, W2, and W3 of DP-SGD; BENCH_TINY=1 tries it
 	$(BIN)/python -m tests.benchmarks.bench_rounds
 
+bench-peers: setup ## Time W1 and W3 of other libraries too; installs 7 GB
+	for lock in tf torch; do test -x .venv-peers-$$lock/bin/python || { \
+	  $(BIN)/uv venv --quiet --python $(PYTHON) .venv-peers-$$lock; $(BIN)/uv pip install --quiet --no-deps \
+	  --require-hashes --python .venv-peers-$$lock/bin/python -r tests/benchmarks/locks/$$lock.txt; }; done
+	$(BIN)/python -m tests.benchmarks.bench_rounds --works W1,W3 --cores 2 \
+	  --peers tff,pfl,opacus,tf_privacy,jax_privacy
+
 golden: setup ## Rewrite golden files; review the diff
 	-$(BIN)/python -m pytest -q -k "golden" --force-regen tests/pipelines
 	git diff --stat tests/golden
@@ -72,6 +79,8 @@ COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && for name in cpu dev light gpu tpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && for name in audit bootstrap build docs mutation; do $(COMPILE) $$name.in -o $$name.txt; done
+	cd tests/benchmarks/locks && for name in tf torch; do \
+	  ../../$(COMPILE) --override overrides_$$name.txt $$name.in -o $$name.txt; done
 
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed-$(shell cat requirements/docs.txt 2>/dev/null | cksum | cut -d' ' -f1)

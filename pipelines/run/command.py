@@ -19,6 +19,7 @@ from fedemb.foundation.addresses import nested
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.environment import require_modules
 from fedemb.foundation.files import write_bytes
+from fedemb.keys import open_key_store, policy_key_name
 from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.directory import RunDirectory
@@ -31,7 +32,7 @@ from fedemb.storage import open_store
 
 
 def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
-    """Refuses stores that would mix what must stay apart, or a bucket without a ledger.
+    """Refuses stores that mix what must stay apart or cannot be reached, or lack their ledger.
 
     `config_name` is shown in the command of the message. Raw artifacts are below `runs` unless the
     configuration moves them.
@@ -40,7 +41,7 @@ def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
       ConfigError: keys beside the ledger, Raw beside public artifacts, or a lasting ledger without
         lasting keys.
       LedgerError: the remote ledger was never made.
-      StorageError: the store of the ledger cannot be reached.
+      StorageError: a store cannot be reached.
     """
     storage = config.storage
     if storage.ledger is not None and storage.keys is None:
@@ -76,6 +77,10 @@ def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
                 f"ledger init --config {config_name} --ledger {store.uri} --keys "
                 f"{storage.keys}` with the --set options of this run, then run again."
             )
+    if storage.keys is not None:
+        open_key_store(storage.keys).exists(policy_key_name(config.policy.policy_id))
+    for place in filter(None, (storage.private_root, storage.public_root, storage.releases)):
+        open_store(place).exists(TRUST_NAME)  # whether it can be reached
 
 
 _MINUTES = 3

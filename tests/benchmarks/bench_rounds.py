@@ -1,18 +1,20 @@
 """`make bench`: private rounds against plain, non-private steps on the same tensors.
 
-    python -m tests.benchmarks.bench_rounds [--works W1,W2,...] [--cores 1,2] [--pairs 9] [--json F]
+    python -m tests.benchmarks.bench_rounds [--works W1,W2] [--cores 1,2] [--turns 9] [--peers ...]
 
-Both sides run in turn in one process, so that a busy machine hits both; the ratio of each pair is
-taken, then the median and the quartiles over pairs. Every process measures one work on a given
-number of cores (its affinity is cut before TensorFlow starts). Ours is the whole round: training or
-gradients, clip, exact sum, noise. Results of earlier attempts: README.md beside this file.
+Ours, the plain loop and other libraries are processes that act in turn, so that a busy machine hits
+all; the ratio to the plain loop is taken within a turn, then the median and the quartiles. Their
+affinity is cut before TensorFlow starts. Ours is the whole round: training or gradients, clip,
+exact sum, noise. `make bench-peers` installs the other libraries from `locks/` first. Results of
+earlier attempts: README.md beside this file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,11 +24,26 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.peers import CLASSES, NAMES, NET, PEERS, RATE
+from tests.benchmarks.plain_loop import plain_loop
 from tests.benchmarks.tiny import TINY
-from tests.kit.process import python
 
 Act = Callable[[], object]
-CLASSES, FEATURES, RATE = 10, 768, 0.02
+FEATURES = 768
+ROOT = Path(__file__).parents[2]
+
+
+def _threads(cores: int, *, plain: bool) -> int:
+    """Gives the plain side's operations all cores, a client of ours one; returns our workers."""
+    import tensorflow as tf
+
+    from fedemb.models.keras_backend import configure_threads
+
+    if not plain:
+        return configure_threads(cores)
+    tf.config.threading.set_intra_op_parallelism_threads(cores)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    return 1
 
 
 def _mechanism(clients: int) -> Any:
@@ -64,13 +81,12 @@ class Clients:
     bfloat16: bool = False
     """Ours alone; the plain loop stays in float32."""
 
-    def sides(self, cores: int) -> tuple[Act, Callable[[], Act]]:
-        """A round of ours, and what makes the plain loop."""
+    def act(self, cores: int, *, plain: bool) -> Act:
+        """Returns a round of ours, or the plain loop."""
         import fedemb
         from fedemb.models.backbones import with_bfloat16
-        from tests.benchmarks.plain_loop import PlainLoop
 
-        workers = fedemb.configure_threads(cores)
+        workers = _threads(cores, plain=plain)
         model = fedemb.ModelConfig(
             backbone=self.backbone, image_size=self.size, channels=self.channels
         )
@@ -89,16 +105,13 @@ class Clients:
             loss=fedemb.LossConfig(kind="softmax"),
         )
         mechanism, backbone = _mechanism(10 * self.clients), fedemb.build_backbone(model, 0)
+        if plain:
+            how = {"rows": self.rows, "batch_size": self.batch_size, "epochs": self.epochs}
+            return plain_loop(backbone, images, labels, **how, rate=RATE)
         backbone = with_bfloat16(backbone) if self.bfloat16 else backbone
         function = fedemb.RoundFunction(backbone, mechanism, local, workers=workers)
-        clients = [
-            fedemb.ClientExamples(0, group, *arrays)
-            for group, arrays in enumerate(zip(images, labels, strict=True))
-        ]
-        how = {"rows": self.rows, "batch_size": self.batch_size, "epochs": self.epochs}
-        return _round(function, mechanism, clients), lambda: PlainLoop(
-            lambda: fedemb.build_backbone(model, 0), images, labels, **how, rate=RATE, threads=cores
-        )
+        clients = [fedemb.ClientExamples(0, g, images[g], labels[g]) for g in range(self.clients)]
+        return _round(function, mechanism, clients)
 
 
 @dataclass(frozen=True)
@@ -109,48 +122,33 @@ class Units:
     views: int = 1
     microbatch: int = 64
 
-    def sides(self, cores: int) -> tuple[Act, Callable[[], Act]]:
-        """A round of ours, and what makes the plain step on the same views."""
+    def act(self, cores: int, *, plain: bool) -> Act:
+        """Returns a round of ours, or the plain step on the same views."""
         from fedemb.config import ModelConfig, UnitGradientConfig
         from fedemb.models.backbones import build_backbone
-        from fedemb.models.keras_backend import configure_threads
         from fedemb.training.rounds import ClientExamples
         from fedemb.training.units import UnitGradientFunction
-        from tests.benchmarks.plain_loop import PlainLoop
 
-        workers = configure_threads(cores)
-        model = ModelConfig(
-            backbone="resnet8", image_size=32, channels=3, embedding_dim=64, projection=False
-        )
-        named = {"classes": tuple(map(str, range(CLASSES))), "head_init": "glorot"}
-        classifier = build_backbone(model.model_copy(update=named), 0)
+        workers = _threads(cores, plain=plain)
         random = np.random.default_rng(0)
         images = random.integers(0, 256, (self.units, 32, 32, 3), np.uint8)
         labels = random.integers(0, CLASSES, self.units)
+        if plain:
+            views = [np.repeat(part, self.views, axis=0)[None] for part in (images, labels)]
+            how = {"rows": CLASSES, "batch_size": self.units * self.views, "epochs": 1}
+            return plain_loop(build_backbone(ModelConfig(**NET), 0), *views, **how, rate=RATE)
+        classifier = build_backbone(ModelConfig(**NET, classes=NAMES, head_init="glorot"), 0)
         config = UnitGradientConfig(
             microbatch=min(self.microbatch, self.units),
             views=self.views,
             flip=self.views > 1,
             crop_padding=4 * (self.views > 1),
         )
-        mechanism, variables = _mechanism(10 * self.units), classifier.trainable_variables
-        function = UnitGradientFunction(
-            classifier, mechanism, config, variables=variables, workers=workers
-        )
-        units = [
-            ClientExamples(0, number, image[None], label[None])
-            for number, (image, label) in enumerate(zip(images, labels, strict=True))
-        ]
-        all_views = (np.repeat(part, self.views, axis=0)[None] for part in (images, labels))
-        return _round(function, mechanism, units), lambda: PlainLoop(
-            lambda: build_backbone(model, 0),
-            *all_views,
-            rows=CLASSES,
-            batch_size=self.units * self.views,
-            epochs=1,
-            rate=RATE,
-            threads=cores,
-        )
+        how = {"variables": classifier.trainable_variables, "workers": workers}
+        mechanism = _mechanism(10 * self.units)
+        function = UnitGradientFunction(classifier, mechanism, config, **how)
+        units = [ClientExamples(0, n, images[[n]], labels[[n]]) for n in range(self.units)]
+        return _round(function, mechanism, units)
 
 
 @dataclass(frozen=True)
@@ -159,41 +157,37 @@ class Head:
 
     units: int
 
-    def sides(self, cores: int) -> tuple[Act, Callable[[], Act]]:
-        """A round of ours, and what makes the plain step in float32."""
+    def act(self, cores: int, *, plain: bool) -> Act:
+        """Returns a round of ours, or the plain step in float32."""
         import keras
         import tensorflow as tf
 
         from fedemb.config import UnitGradientConfig
         from fedemb.models.backbones import HEAD
-        from fedemb.models.keras_backend import configure_threads
         from fedemb.training.feature_cache import rows_of
         from fedemb.training.heads import HeadGradientFunction
 
-        configure_threads(cores)
+        _threads(cores, plain=plain)
         random = np.random.default_rng(0)
         features = random.normal(size=(self.units, FEATURES)).astype(np.float32)
         labels = random.integers(0, CLASSES, self.units)
-        inputs = keras.Input((FEATURES,))
-        net = keras.Model(inputs, keras.layers.Dense(CLASSES, name=HEAD)(inputs))
-        mechanism, rows = _mechanism(10 * self.units), rows_of(features, labels)
-        function = HeadGradientFunction(net, mechanism, UnitGradientConfig())
-        units = [rows[place : place + 1] for place in range(self.units)]
-
+        if not plain:
+            head = keras.layers.Dense(CLASSES, name=HEAD)
+            net = keras.Sequential([keras.Input((FEATURES,)), head])
+            mechanism, rows = _mechanism(10 * self.units), rows_of(features, labels)
+            function = HeadGradientFunction(net, mechanism, UnitGradientConfig())
+            units = [rows[[n]] for n in range(self.units)]
+            return _round(function, mechanism, units)
         kernel, bias = tf.Variable(tf.zeros((FEATURES, CLASSES))), tf.Variable(tf.zeros((CLASSES,)))
-        fixed, wanted = tf.constant(features), tf.constant(labels)
+        fixed, wanted = tf.constant(features), tf.one_hot(labels, CLASSES)
 
         @tf.function
         def step() -> None:
-            with tf.GradientTape() as tape:
-                logits = tf.matmul(fixed, kernel) + bias
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits)
-                loss = tf.reduce_mean(losses)
-            gradients = tape.gradient(loss, (kernel, bias))
-            for variable, gradient in zip((kernel, bias), gradients, strict=True):
-                variable.assign_sub(RATE * gradient)
+            errors = (tf.nn.softmax(tf.matmul(fixed, kernel) + bias) - wanted) * RATE / self.units
+            kernel.assign_sub(tf.matmul(fixed, errors, transpose_a=True))
+            bias.assign_sub(tf.reduce_sum(errors, 0))
 
-        return _round(function, mechanism, units), lambda: step
+        return step
 
 
 W1 = Clients("lenet", 28, 1, clients=16, examples=128, batch_size=32, epochs=4)
@@ -205,81 +199,74 @@ WORKS: dict[str, Clients | Units | Head] = {
     "head": Head(4096),
     # For processors with bfloat16 instructions: what training.mixed_precision gives there.
     "W1-bf16": replace(W1, bfloat16=True),
-    # The quickstart's round: small steps, where the cost of an operation is its overhead.
-    "Q": Clients("tiny", 28, 1, clients=90, examples=128, batch_size=32, epochs=1, rows=32),
 }
 if TINY:
     small = Clients("tiny", 12, 1, clients=2, examples=8, batch_size=4, epochs=1, rows=8)
-    WORKS = {"W1": small, "W3-views16": Units(2, 16, 2), "head": Head(64)}
-USUAL = [name for name in WORKS if name not in ("W1-bf16", "Q")]
-GOALS = {("W1", 2): 0.80, ("W1", 1): 1.02, ("W2", 1): 1.03, ("W3", 2): 1.30, ("W3", 1): 1.45}
-GOALS |= dict.fromkeys([("W3-views16", 1), ("W3-views16", 2)], 1.15)
-GOALS |= dict.fromkeys([("head", 1), ("head", 2)], 1.1)
-"""Work and cores -> largest ratio: of seconds for virtual clients, else of processor seconds."""
+    WORKS = {"W1": small, "W3": Units(2, 16, 2), "head": Head(64)}
 
 
-def _clock(act: Act) -> tuple[float, float]:
-    start, cpu = time.perf_counter(), time.process_time()
-    act()
-    return time.perf_counter() - start, time.process_time() - cpu
+def _start(name: str, work: str, cores: int) -> subprocess.Popen[str]:
+    """Starts a process that acts in its turns."""
+    lock = PEERS[name][1] if name in PEERS else ""
+    python = ROOT / f".venv-peers-{lock}/bin/python" if lock else sys.executable
+    words = ("-m", "tests.benchmarks.bench_rounds", "--side", name, "--works", work)
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    how: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    how |= {"cwd": ROOT, "env": os.environ | quiet, "start_new_session": True}
+    return subprocess.Popen([str(python), *words, "--cores", str(cores)], **how)
 
 
-def _child(name: str, cores: int, pairs: int) -> dict[str, Any]:
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-    # Each session its own threads: the plain side uses all cores, a client of ours one.
-    os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
-    ours, make_plain = WORKS[name].sides(cores)
-    plain, first = make_plain(), _clock(ours)[0]
-    plain()
-    rows = []
-    for pair in range(pairs):
-        order = (ours, plain) if pair % 2 else (plain, ours)
-        found = {act: _clock(act) for act in order}
-        rows.append([found[ours], found[plain]])
-    table = np.array(rows)  # pairs, sides, kinds of seconds
-    ratios = table[:, 0] / table[:, 1]
-    wall, cpu = (np.quantile(ratios[:, kind], [0.25, 0.5, 0.75]).tolist() for kind in (0, 1))
-    seconds = np.median(table[..., 0], axis=0).tolist()
-    return {"ratio": wall, "cpu_ratio": cpu, "seconds": seconds, "first_round_seconds": first}
+def _turn(side: Any) -> list[float]:
+    """Lets a process act once; returns seconds and processor seconds."""
+    side.stdin.write("\n")
+    side.stdin.flush()
+    found = next((line for line in side.stdout if line.startswith("seconds ")), "")
+    assert found, f"{side.args} ended"
+    return [float(word) for word in found.split()[1:]]
 
 
-def _spawn(name: str, cores: int, pairs: int) -> dict[str, Any]:
-    words = ("--pairs", pairs, "--child", name, "--cores", cores)
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    said = python("-m", "tests.benchmarks.bench_rounds", *words, env=environment, timeout=36_000)
-    return json.loads(said.strip().splitlines()[-1])
+def _serve(act: Act) -> None:
+    for _ in sys.stdin:
+        start, cpu = time.perf_counter(), time.process_time()
+        act()
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+        sys.stdout.write(f"\nseconds {wall} {cpu}\n")
+        sys.stdout.flush()
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+def _compare(work: str, names: list[str], cores: int, turns: int) -> None:
+    sides = [_start(name, work, cores) for name in names]
+    # The first two turns compile.
+    table = np.array([[_turn(side) for side in sides] for _ in range(turns + 2)])[2:]
+    for place, name in enumerate(names[1:], 1):
+        quartiles = np.quantile(table[:, place] / table[:, 0], [0.25, 0.5, 0.75], axis=0)
+        wall, cpu = (f"{m:.2f} [{a:.2f}, {b:.2f}]" for a, m, b in quartiles.T)
+        sys.stdout.write(f"{work} cores={cores}: {name} {wall} of plain, processor {cpu}\n")
     sys.stdout.flush()
+    for side in sides:  # a library starts processes of its own
+        os.killpg(side.pid, signal.SIGKILL)
 
 
 def main() -> None:
     """See the module."""
-    available = len(os.sched_getaffinity(0))
+    available = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--works", default=",".join(USUAL))
-    parser.add_argument("--cores", default=f"1,{available}")
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--works", default=",".join(name for name in WORKS if name != "W1-bf16"))
+    parser.add_argument("--cores", default=f"1,{len(available)}")
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--peers", default="", help=f"Other libraries too: {','.join(PEERS)}.")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    cores = sorted({int(number) for number in asked.cores.split(",")})
-    if asked.child:
-        _say(json.dumps(_child(asked.child, cores[0], asked.pairs)))
-        return
-    results: dict[str, Any] = {"available_cores": available}
-    for name in asked.works.split(","):
-        for count in cores:
-            found = _spawn(name, count, asked.pairs)
-            goal = GOALS.get((name, count))
-            results[f"{name} cores={count}"] = {**found, "goal": goal}
-            kinds = {"seconds": found["ratio"], "processor seconds": found["cpu_ratio"]}
-            ratios = (f"{kind} {m:.2f} [{a:.2f}, {b:.2f}]" for kind, (a, m, b) in kinds.items())
-            _say(f"{name} cores={count}: {', '.join(ratios)} of plain, goal {goal or 'none'}")
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n")
+    for work in asked.works.split(","):
+        for cores in sorted(map(int, asked.cores.split(","))):
+            os.sched_setaffinity(0, available[:cores])
+            if asked.side in PEERS:
+                _serve(PEERS[asked.side][2]())
+            elif asked.side:
+                _serve(WORKS[work].act(cores, plain=asked.side == "plain"))
+            else:
+                peers = [name for name in asked.peers.split(",") if name and PEERS[name][0] == work]
+                _compare(work, ["plain", "fedemb", *peers], cores, asked.turns)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussianConfig, TreeAggregationConfig
+from fedemb.privacy.planning import plan
+from fedemb.privacy.prices import guarantee_of
 from tests.benchmarks.tiny import TINY
 from tests.kit.process import python
 
@@ -40,9 +43,6 @@ def _noise(rounds: int) -> float:
 
 
 def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.01):
-    from fedemb.privacy.group_mechanisms import GroupPoissonGaussianConfig
-    from fedemb.privacy.planning import plan
-
     section = GroupPoissonGaussianConfig(
         rounds=rounds, sampling_probability=probability, noise_multiplier=_noise(rounds)
     )
@@ -50,9 +50,6 @@ def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.
 
 
 def _tree(rounds: int, virtual_clients: int):
-    from fedemb.privacy.group_mechanisms import TreeAggregationConfig
-    from fedemb.privacy.planning import plan
-
     noise = 3 * _noise(rounds)
     section = TreeAggregationConfig(rounds=rounds, clients_per_round=10, noise_multiplier=noise)
     return plan(section, virtual_clients=virtual_clients)
@@ -76,16 +73,12 @@ def coins(units: int) -> Callable[[], object]:
 
 def accounting(rounds: int) -> Callable[[], object]:
     """Computes epsilon of sampled rounds."""
-    from fedemb.privacy.prices import guarantee_of
-
     planned = _sampled(rounds)
     return lambda: guarantee_of(planned, 1e-8)
 
 
 def correlated(rounds: int) -> Callable[[], object]:
     """Plans and prices correlated noise."""
-    from fedemb.privacy.prices import guarantee_of
-
     return lambda: guarantee_of(_tree(rounds, 10_000), 1e-8)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from dp_accounting import NeighboringRelation as Relation
@@ -148,23 +149,16 @@ def utility_rows(users: int) -> Iterator[Row]:
     yield Row(f"{users:.0e} tree, restarts, RDP, 2C", restarted(theirs), ftrl, note=note)
 
 
-def show(rows: Iterator[Row]) -> bool:
-    """Prints rows as they come; returns whether all agree."""
+def main(arguments: list[str]) -> int:
+    """Prints the table; 1 if a row is off."""
+    sys.stdout.write(f"{'':46}{'ours':>10}{'published':>10}\n")
+    parts = [poster_rows(), *map(utility_rows, () if "--quick" in arguments else PUBLISHED)]
     agree = True
-    for row in rows:
+    for row in chain(*parts):
         mark = "ok" if row.ok else f"OFF BY {row.ours / float(row.published) - 1:+.2%}"
         sys.stdout.write(f"{row.name:46}{row.ours:10.4f}{row.published:>10}  {mark}  {row.note}\n")
         sys.stdout.flush()
         agree = agree and row.ok
-    return agree
-
-
-def main(arguments: list[str]) -> int:
-    """Prints the table; 1 if a row is off."""
-    sys.stdout.write(f"{'':46}{'ours':>10}{'published':>10}\n")
-    agree = show(poster_rows())
-    for users in PUBLISHED if "--quick" not in arguments else ():
-        agree = show(utility_rows(users)) and agree
     return 0 if agree else 1
 
 

@@ -10,7 +10,7 @@ from tests.kit.process import python
 
 ARGUMENTS = {
     "bench_memory": (),
-    "bench_rounds": ("--cores", "1", "--pairs", "1"),
+    "bench_rounds": ("--cores", "1", "--turns", "1", "--peers", "jax_privacy"),
     "bench_scale": (),
     "poster": ("--quick",),
 }
@@ -18,7 +18,7 @@ ARGUMENTS = {
 
 def test_every_benchmark_is_run():
     found = {path.stem for path in Path(__file__).parent.glob("*.py")}
-    libraries = {"plain_loop", "tiny"}
+    libraries = {"peers", "plain_loop", "tiny"}
     assert {name for name in found - libraries if not name.startswith("test_")} == set(ARGUMENTS)
 
 
@@ -43,12 +43,6 @@ def test_documented_benchmark_workloads_match_the_code():
 
 
 # ---- The published figures come out ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", list(poster.tree_rows()), ids=lambda row: row.name)
-def test_published_tree_aggregation_figures_are_reproduced(row):
-    assert row.ok
 
 
 def test_group_poisson_epsilon_at_the_noise_of_the_poster_is_3_03():

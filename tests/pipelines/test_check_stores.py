@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.errors import ConfigError, LedgerError
+from fedemb.errors import ConfigError, LedgerError, StorageError
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.command import check_stores
 from fedemb.pipelines.run.load_config import load_config
@@ -73,6 +73,12 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
     with pytest.raises(LedgerError, match=r"ledger init --config mine\.yaml --ledger s3://te"):
         check_stores(config, "mine.yaml", RUNS)
     assert seen == [("s3://team/x/ledger", "trust.json")]
+
+
+@pytest.mark.parametrize("store", ["keys", "private_root", "public_root", "releases"])
+def test_store_that_cannot_be_reached_is_refused_before_data_are_drawn(store):
+    with pytest.raises(StorageError, match="aaa"):
+        check_stores(_config(f"storage.{store}={'a' * 300}/x"), "quickstart", RUNS)
 
 
 def test_declared_step_files_equal_the_pipeline_outputs():

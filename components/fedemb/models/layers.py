@@ -128,7 +128,7 @@ _REACH = 6.0
 
 
 def constants(
-    features: np.ndarray, directions: int, *, one_scale: bool = False
+    features: np.ndarray, directions: int, *, one_scale: bool = False, power: float = 1.0
 ) -> list[np.ndarray]:
     """Computes the constants of `Whitened` from features of images that are not private.
 
@@ -136,6 +136,7 @@ def constants(
       features: `[images, height, width, channels]`, more images than directions.
       directions: number of largest principal directions scaled to the size of the next direction.
       one_scale: whether all channels have the same scale, instead of their own.
+      power: power of the factors that give all directions one size; 0 keeps their sizes.
 
     Returns:
       Mean and inverse standard deviation of each channel, `[channels]`; mean `[dim]`, directions
@@ -156,7 +157,7 @@ def constants(
     axes = vectors[:, :directions]
     if wide:
         axes = flat.T @ axes / np.sqrt(values[:directions])
-    return [mean, scale, centre, axes, np.sqrt(values[-1] / values[:directions])]
+    return [mean, scale, centre, axes, (values[-1] / values[:directions]) ** (power / 2)]
 
 
 def _weights(channels: int, dim: int, directions: int) -> list[tuple[str, tuple[int, ...], str]]:

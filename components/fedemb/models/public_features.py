@@ -28,6 +28,8 @@ _FITTED = "public_constants"
 """Name of the layer whose constants `fit_features` computes."""
 _RIDGE = 0.03
 """Penalty on the squared weights of a public head, for features of mean square 1."""
+_POWER_FOR_CLASSES = 0.5
+"""Power in `constants` for the features of a classifier."""
 _KEPT = "public_features"
 """Name of the last layer of a model that keeps the public features."""
 
@@ -111,14 +113,16 @@ def features_of(net: Model, images: Node, model: ModelConfig, *, mirror: bool) -
     return layer(features)
 
 
-def _fit(model: Model, layer: Layer, images: np.ndarray, *, one_scale: bool = False) -> None:
+def _fit(
+    model: Model, layer: Layer, images: np.ndarray, *, one_scale: bool = False, power: float = 1.0
+) -> None:
     """Computes the constants of a whitened layer of a model; see `constants`."""
     import keras
 
     features = outputs(keras.Model(model.input, layer.input), images)
     if layer.square_root:
         features = np.sign(features) * np.sqrt(np.abs(features))
-    found = constants(features, layer.directions, one_scale=one_scale)
+    found = constants(features, layer.directions, one_scale=one_scale, power=power)
     layer.set_weights([value.astype(np.float32) for value in found])
 
 
@@ -151,12 +155,13 @@ def fit_features(
     """Computes the constants of an imported backbone's features from public images.
 
     Embeddings keep the sizes of channels relative to each other: equal sizes cost recall of people
-    and products, and gain accuracy of classes (studies/photos).
+    and products, and gain accuracy of classes. Classifiers keep the square roots of the sizes of
+    directions: in large directions the classes differ more (studies/photos).
 
     Args:
       backbone: from `import_backbone`.
       images: public images, more than there are directions.
-      classifies: whether the features are for a classifier; each channel then has its own scale.
+      classifies: whether the features are for a classifier.
 
     Returns:
       The number of images.
@@ -171,7 +176,8 @@ def fit_features(
             f"pretraining.source has {len(images)}. Name a larger source, or set "
             "model.principal_directions or model.whitened_directions lower"
         )
-    _fit(backbone, layer, images, one_scale=not classifies)
+    power = _POWER_FOR_CLASSES if classifies else 1.0
+    _fit(backbone, layer, images, one_scale=not classifies, power=power)
     return len(images)
 
 

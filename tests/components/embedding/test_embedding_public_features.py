@@ -93,7 +93,7 @@ def _by_hand(path, public, images, classifies):
     values, vectors = np.linalg.eigh(np.cov((scaled - centre).T, bias=True))
     leading = np.argsort(-values)[:12]
     found = np.clip((np.sqrt(_of_layers(path, images)) - mean) / deviation, -6, 6) - centre
-    found = found @ vectors[:, leading] / np.sqrt(values[leading])
+    found = found @ vectors[:, leading] / values[leading] ** (0.25 if classifies else 0.5)
     return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
